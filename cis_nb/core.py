@@ -6,8 +6,9 @@
 __all__ = ['project_root', 'store_root', 'data_root', 'need_file', 'checked', 'seed_all', 'pick_device', 'fingerprint',
            'code_version', 'versions', 'machine', 'manifest', 'stored', 'progress', 'show_table', 'finish']
 
-# %% ../nbs/00_core.ipynb #08d7056d
-import difflib, errno, hashlib, html, importlib.metadata, importlib.util, io, json, os, platform, random, re, shutil, sys, time, tokenize, warnings
+# %% ../nbs/00_core.ipynb #fa87c907
+import difflib, errno, hashlib, html, importlib.metadata, importlib.util, io, json, os
+import platform, random, re, shutil, sys, time, tokenize, warnings
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -66,7 +67,7 @@ def _remedy(v)->str:
     if not (m and isinstance(v, str)): return ''
     return f'; YAML takes {v} for text: write {m[1] if "." in m[1] else m[1]+".0"}e{m[2] or "+"}{m[3]}'
 
-# %% ../nbs/00_core.ipynb #a400dca0
+# %% ../nbs/00_core.ipynb #46226aeb
 def _kind(d)->str: return f'a list of {type(d[0]).__name__}' if isinstance(d, list) and d else type(d).__name__
 
 def checked(given:dict,      # what a file or a caller asks for
@@ -78,8 +79,8 @@ def checked(given:dict,      # what a file or a caller asks for
     if not isinstance(given, dict): raise TypeError(f'{at}expected lines of the form "name: value", found {given!r}')
     for k,v in given.items():
         if k not in defaults:
-            near = difflib.get_close_matches(str(k), defaults, 1)
-            raise ValueError(f'{at}unknown parameter {k!r}; {f"did you mean {near[0]!r}? " if near else ""}known: {", ".join(sorted(defaults))}')
+            near = ''.join(f'did you mean {n!r}? ' for n in difflib.get_close_matches(str(k), defaults, 1))
+            raise ValueError(f'{at}unknown parameter {k!r}; {near}known: {", ".join(sorted(defaults))}')
         try: out[k] = _fit(v, defaults[k])
         except TypeError as e: raise TypeError(f'{at}{k} must be {_kind(defaults[k])}, like {defaults[k]!r}, and not {v!r}{e}') from None
     return out
@@ -328,12 +329,13 @@ def _receipt_html(r:dict)->HTML:
     return HTML('<div class="cis-receipt" style="border-left:4px solid #4477aa; padding:.3em 1em; margin:.5em 0">'
                 f'<div style="font-size:1.1em; margin-bottom:.3em">{html.escape(r["headline"])}</div><small>{lines}</small></div>')
 
-# %% ../nbs/00_core.ipynb #fe475353
+# %% ../nbs/00_core.ipynb #b599fd66
 def _receipt(params, headline, results, runs, counts, protocol, seed)->dict:
     "All that should be known about a finished experiment."
-    return dict(experiment=os.environ.get('CIS_EXPERIMENT', ''), profile=os.environ.get('CIS_PROFILE', ''), headline=headline, params=params,
-                seconds=round(time.monotonic()-_started, 3), runs=[_run_name(p) for p in _many(runs)], counts=counts or {},
-                protocol=list(dict.fromkeys(str(p) for p in _many(protocol))), seed=_many(seed), rows=0 if results is None else len(results),
+    return dict(experiment=os.environ.get('CIS_EXPERIMENT', ''), profile=os.environ.get('CIS_PROFILE', ''),
+                headline=headline, params=params, seconds=round(time.monotonic()-_started, 3),
+                runs=[_run_name(p) for p in _many(runs)], counts=counts or {}, seed=_many(seed),
+                protocol=list(dict.fromkeys(str(p) for p in _many(protocol))), rows=0 if results is None else len(results),
                 created=_now(), versions=versions(), machine=machine())
 
 # %% ../nbs/00_core.ipynb #0c2f834f

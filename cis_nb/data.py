@@ -241,7 +241,7 @@ def _no_photos(root, found:dict, images:dict, skipped:Skipped)->ValueError:
     return ValueError(f'{root}: no photos with captions found among {len(found)} files ({len(images)} of them images: {", ".join(IMAGES)}). Looked for: {looked}. '
                       f'Compressed tars (.tar.gz) have to be unpacked first. Left out: {seen or "nothing"}.')
 
-# %% ../nbs/00b_data.ipynb #f2add12b
+# %% ../nbs/00b_data.ipynb #c13584e7
 class Photos(NamedTuple):
     "What a folder holds: one row per photo with captions, how it was laid out, what was left out."
     table:pd.DataFrame; layout:str; skipped:Skipped
@@ -251,9 +251,12 @@ def read_photos(root)->Photos:
     skipped = Skipped()
     found = members(root, skipped)
     images = {n: p for n,p in found.items() if is_image(n)}
+    heard = Skipped(skipped)
     for layout, (reader, _) in LAYOUTS.items():
         tried = Skipped(skipped)
         if rows := reader(found, tried): break
+        heard |= tried
+    tried = tried if rows else Skipped(heard)
     table = _gather(rows, images, tried)
     if not len(table): raise _no_photos(root, found, images, tried)
     return Photos(with_splits(table), layout, tried)
@@ -294,10 +297,17 @@ def pack_rows(file:str, first:int, places:list, size:int)->dict:
     out.flush()
     return failed
 
-# %% ../nbs/00b_data.ipynb #a9d4968c
+# %% ../nbs/00b_data.ipynb #e2abb97a
+def _reserve(file):
+    "Take the whole space of a file from the disk now."
+    with open(file, 'r+b') as f:
+        if hasattr(os, 'posix_fallocate'): os.posix_fallocate(f.fileno(), 0, os.fstat(f.fileno()).st_size)
+
+# %% ../nbs/00b_data.ipynb #ac13abf1
 def pack(places:list, file:Path, size:int, workers:int=None, chunk:int=256)->dict:
     "Squares of all `places` as one array on disk; row -> reason for those that failed."
     np.lib.format.open_memmap(file, 'w+', np.uint8, (len(places), 3, size, size)).flush()
+    _reserve(file)
     starts = range(0, len(places), chunk)
     jobs = [(str(file), s, places[s:s+chunk], size) for s in starts]
     workers = min(len(jobs), workers or machine()['cores'])

@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['METHODS', 'LOOP', 'shuffled', 'batch_at', 'step_seed', 'ahead', 'lr_at', 'trainable', 'adamw', 'weights',
            'put_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint', 'accelerator_for',
-           'share_gradients', 'everyone', 'update', 'blend', 'averaged', 'Log', 'train', 'best_of', 'finished',
-           'info_nce', 'jiggle', 'retrieval', 'twin_hits', 'auc', 'zero_shot', 'embed_images', 'embed_texts', 'answers',
-           'Contrastive', 'find_method', 'pairs', 'questions', 'contrastive', 'fit', 'launch', 'trained']
+           'share_gradients', 'everyone', 'update', 'blend', 'averaged', 'Log', 'train', 'batches', 'diverged',
+           'best_of', 'finished', 'info_nce', 'jiggle', 'retrieval', 'twin_hits', 'auc', 'zero_shot', 'embed_images',
+           'embed_texts', 'answers', 'result_rows', 'Contrastive', 'find_method', 'pairs', 'questions',
+           'make_contrastive', 'make_objective', 'fit', 'launch', 'trained']
 
-# %% ../nbs/05_train.ipynb #cf4e0b73
-import contextlib, importlib, inspect, math, os, shutil, time
+# %% ../nbs/05_train.ipynb #b9667ff5
+import contextlib, importlib, inspect, json, math, os, shutil, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from .core import data_root, fingerprint, finish, pick_device, progress, stored
-from .models.backbone import load_backbone
+from .benchmarks.protocol import Protocol, RESULT_COLUMNS, bootstrap_ci
+from .core import data_root, pick_device, progress, stored
+from .models.backbone import load_backbone, save_backbone
 
-# %% ../nbs/05_train.ipynb #99b41f97
+# %% ../nbs/05_train.ipynb #28f1aeb3
 @lru_cache(maxsize=4)
 def shuffled(m:int,      # how many groups
              epoch:int,  # each epoch has its own order
@@ -37,8 +39,9 @@ def batch_at(step:int,        # which step of the run
             )->np.ndarray:    # (batch_size,) indices
     "The items of one step: a function of (seed, step) and of nothing else."
     g, m = max(batch_size//group, 1), n//group
+    if m<1: raise ValueError(f'the data has {n} items; training needs at least {group}')
     k = np.arange(step*g, (step+1)*g)
-    at = np.concatenate([shuffled(m, int(e), seed)[k[k//m==e] % m] for e in np.unique(k//m)])
+    at = k % m if in_order else np.concatenate([shuffled(m, int(e), seed)[k[k//m==e] % m] for e in np.unique(k//m)])
     return (at[:,None]*group + np.arange(group)).ravel()
 
 # %% ../nbs/05_train.ipynb #a0440bf9
@@ -71,7 +74,7 @@ def lr_at(step:int,              # which step of the run
     done = 0 if schedule=='constant' else (step-warmup)/max(steps-warmup, 1)
     return lr*.5*(1+math.cos(math.pi*done))
 
-# %% ../nbs/05_train.ipynb #ef1ad09f
+# %% ../nbs/05_train.ipynb #49984907
 def trainable(modules:dict)->dict:
     "The parameters that train, by their full name."
     return {f'{k}.{n}': p for k,m in modules.items() for n,p in m.named_parameters() if p.requires_grad}
@@ -80,10 +83,12 @@ def adamw(modules:dict,        # what trains
           weight_decay:float,  # for matrices only
           betas=(.9,.98)       # as contrastive models like it
          )->torch.optim.AdamW:
-    "AdamW whose decay spares vectors and scalars."
-    ps = trainable(modules).values()
-    groups = [dict(params=[p for p in ps if p.ndim>1], weight_decay=weight_decay),
-              dict(params=[p for p in ps if p.ndim<2], weight_decay=0.)]
+    "AdamW whose decay spares vectors, scalars and embeddings."
+    tables = {id(m.weight) for top in modules.values() for m in top.modules() if isinstance(m, torch.nn.Embedding)}
+    decays = lambda p: p.ndim>1 and id(p) not in tables
+    ps = list(trainable(modules).values())
+    groups = [dict(params=[p for p in ps if decays(p)], weight_decay=weight_decay),
+              dict(params=[p for p in ps if not decays(p)], weight_decay=0.)]
     return torch.optim.AdamW([g for g in groups if g['params']], lr=0., betas=betas, fused=True)
 
 # %% ../nbs/05_train.ipynb #b706e699
@@ -104,7 +109,7 @@ def write_atomic(path:Path, write):
         with open(f, 'rb') as h: os.fsync(h.fileno())
     os.replace(tmp, path)
 
-# %% ../nbs/05_train.ipynb #605f8520
+# %% ../nbs/05_train.ipynb #4591af8e
 def save_checkpoint(folder:Path,   # the run's folder
                     modules:dict,  # what trains
                     optimizer,     # its optimizer
@@ -127,8 +132,9 @@ def last_checkpoint(folder:Path)->Path|None:
 
 def load_checkpoint(path:Path, modules:dict, optimizer)->dict:
     "Put weights and moments back; return the loop's state."
-    put_weights(modules, load_file(path/'model.safetensors'))
-    saved = torch.load(path/'state.pt', weights_only=True, map_location='cpu')
+    try: tensors, saved = load_file(path/'model.safetensors'), torch.load(path/'state.pt', weights_only=True, map_location='cpu')
+    except Exception as e: raise ValueError(f'checkpoint {path} cannot be read ({e}): delete it to begin again') from e
+    put_weights(modules, tensors)
     optimizer.load_state_dict(saved['optimizer'])
     return saved['state']
 
@@ -145,13 +151,13 @@ def accelerator_for(device:str='auto',  # 'auto', 'cpu', 'cuda'
     half = dtype=='bfloat16' or (dtype=='auto' and kind=='cuda')
     return Accelerator(cpu=kind=='cpu', mixed_precision='bf16' if half else 'no')
 
-# %% ../nbs/05_train.ipynb #f990d64a
+# %% ../nbs/05_train.ipynb #0ce60690
 def share_gradients(params, accelerator):
     "Average the gradients over all processes."
     if accelerator.num_processes==1: return
-    for p in params:
-        if p.grad is None: p.grad = torch.zeros_like(p)
-        p.grad = accelerator.reduce(p.grad, 'mean')
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    flat = accelerator.reduce(torch.cat([g.flatten() for g in grads]), 'mean')
+    for p,g in zip(params, flat.split([g.numel() for g in grads])): p.grad = g.view_as(p)
 
 def everyone(x):
     "Rows of all processes, gradients included: (B,D) -> (processes·B,D)."
@@ -159,13 +165,13 @@ def everyone(x):
     from torch.distributed.nn.functional import all_gather
     return torch.cat(all_gather(x.contiguous()))
 
-# %% ../nbs/05_train.ipynb #0ab884ea
+# %% ../nbs/05_train.ipynb #3ba17650
 def update(objective,    # what is minimised
            batch,        # from `prepare`
            optimizer,    # over its parameters
            accelerator,  # device, precision, processes
            clip:float=1. # largest gradient norm; 0 turns clipping off
-          )->tuple:      # the loss and the gradient's norm
+          )->float:      # the loss
     "One step of learning."
     params = [p for g in optimizer.param_groups for p in g['params']]
     with accelerator.autocast(): loss = objective.objective(batch)
@@ -177,7 +183,7 @@ def update(objective,    # what is minimised
     if not np.isfinite(loss+norm): raise FloatingPointError(f'loss {loss}, gradient norm {norm}')
     optimizer.step()
     objective.after_step()
-    return loss, norm
+    return loss
 
 # %% ../nbs/05_train.ipynb #0e5b61cd
 def blend(ema:dict, modules:dict, decay:float):
@@ -195,27 +201,28 @@ def averaged(ema:dict, modules:dict):
     finally:
         for n in now: ps[n].data.copy_(now[n])
 
-# %% ../nbs/05_train.ipynb #14d6d2e3
+# %% ../nbs/05_train.ipynb #cda235b7
 class Log:
     "The history of a run: `history.csv` and TensorBoard."
-    def __init__(self, folder:Path, rows:list, on:bool=True):
-        self.folder, self.rows, self.on, self.board = Path(folder), rows, on, None
-        if not on: return
+    def __init__(self, folder:Path, rows:list):
         from torch.utils.tensorboard import SummaryWriter
+        self.folder, self.rows, self.written = Path(folder), rows, 0.
         self.board = SummaryWriter(str(self.folder/'tensorboard'), purge_step=rows[-1]['step'] if rows else 0)
 
     def add(self, **row):
-        "A row, to the file and to TensorBoard."
+        "A row, to the file (every few seconds) and to TensorBoard."
         self.rows.append(row)
-        if not self.on: return
-        write_atomic(self.folder/'history.csv', lambda p: pd.DataFrame(self.rows).to_csv(p, index=False))
         for k,v in row.items():
             if k!='step': self.board.add_scalar(k, v, row['step'])
+        if time.time()-self.written>5: self.write()
 
-    def close(self):
-        if self.board: self.board.close()
+    def write(self):
+        write_atomic(self.folder/'history.csv', lambda p: pd.DataFrame(self.rows).to_csv(p, index=False))
+        self.written = time.time()
 
-# %% ../nbs/05_train.ipynb #e3ce6fff
+    def close(self): self.write(); self.board.close()
+
+# %% ../nbs/05_train.ipynb #089fab35
 def train(objective,                 # what is minimised, on what
           folder:Path,               # the run's folder; a checkpoint in it is continued
           steps:int=100,             # updates in all
@@ -225,47 +232,59 @@ def train(objective,                 # what is minimised, on what
           schedule:str='cosine',     # or 'constant'
           weight_decay:float=0.,     # of matrices
           clip:float=1.,             # gradient norm
-          ema:float=0.,              # decay of averaged weights; 0 = none
           seed:int=0,                # of order, augmentation, dropout
-          eval_every:int=0,          # validate and save; 0 = at the end only
+          eval_every:int=0,          # steps between validations and checkpoints; 0 = at the end only
           log_every:int=10,          # steps per row of history
           dtype:str='auto', device:str='auto')->pd.DataFrame: # the history
     "Train an objective, from its last checkpoint if there is one, and save the best weights."
-    folder, acc = Path(folder), accelerator_for(device, dtype)
-    mods, size, group = objective.modules, batch_size//acc.num_processes, getattr(objective.data, 'group', 1)
+    folder, acc, mods, ema = Path(folder), accelerator_for(device, dtype), objective.modules, getattr(objective, 'ema', 0.)
     for m in mods.values(): m.to(acc.device)
     optimizer, state = adamw(mods, weight_decay), dict(step=0, best=None, rows=[], ema={})
-    if (last := last_checkpoint(folder)): state = load_checkpoint(last, mods, optimizer)
+    if last_checkpoint(folder): state = load_checkpoint(last_checkpoint(folder), mods, optimizer)
     state['ema'] = {n: t.to(acc.device) for n,t in state['ema'].items()}
-    def make(step):
-        ids = batch_at(step, batch_size, len(objective.data), group, seed)[acc.process_index*size:][:size]
-        return objective.prepare(ids, np.random.default_rng(step_seed(seed, step, acc.process_index)))
-    log, todo = Log(folder, state['rows'], acc.is_main_process), range(state['step'], steps)
-    bar = progress(todo, f'training {objective.name}', unit='step'); since, losses = time.time(), []
+    make = batches(objective, batch_size, seed, acc)
+    log, todo = Log(folder, state['rows']) if acc.is_main_process else None, range(state['step'], steps)
+    bar = progress(todo, f'training {objective.name}', unit='step') if log else todo
+    since, losses = time.time(), []
     for step, batch in zip(bar, ahead(make, todo)):
-        rate = lr_at(step, steps, lr, warmup, schedule)
-        for g in optimizer.param_groups: g['lr'] = rate
-        torch.manual_seed(step_seed(seed, step, acc.process_index))
+        for g in optimizer.param_groups: g['lr'] = lr_at(step, steps, lr, warmup, schedule)
         for m in mods.values(): m.train()
-        try: losses.append(update(objective, batch, optimizer, acc, clip)[0])
-        except FloatingPointError as e:
-            raise FloatingPointError(f'step {step+1}: {e}. Last good checkpoint: {last_checkpoint(folder) or "none"}. A smaller lr or a longer warm-up may help.') from None
+        torch.manual_seed(step_seed(seed, step, acc.process_index))
+        try: losses.append(update(objective, batch, optimizer, acc, clip))
+        except FloatingPointError as e: raise diverged(e, step+1, folder) from None
         if ema: blend(state['ema'], mods, ema)
         state['step'] = done = step+1
         check = done==steps or (eval_every and done%eval_every==0)
-        if check or done%log_every==0:
-            row = dict(step=done, loss=float(np.mean(losses)), lr=rate, items_per_s=len(losses)*batch_size/(time.time()-since))
-            if check: row |= best_of(objective, state, folder, acc)
-            log.add(**row); since, losses = time.time(), []
-            if hasattr(bar, 'set_postfix'): bar.set_postfix(loss=f"{row['loss']:.3f}", items_s=f"{row['items_per_s']:.0f}", refresh=False)
-            if check and acc.is_main_process: save_checkpoint(folder, mods, optimizer, state)
-    log.close()
+        if not (check or done%log_every==0): continue
+        row = dict(step=done, loss=float(np.mean(losses)), lr=g['lr'], items_per_s=len(losses)*batch_size/(time.time()-since))
+        if check: row |= best_of(objective, state, folder, acc)
+        if log:
+            log.add(**row)
+            bar.set_postfix(loss=f"{row['loss']:.3f}", items_per_s=f"{row['items_per_s']:.0f}", refresh=False)
+            if check: save_checkpoint(folder, mods, optimizer, state)
+        since, losses = time.time(), []
+    if log: log.close()
     return finished(objective, folder, state, acc)
 
-# %% ../nbs/05_train.ipynb #ccb5d6bf
+# %% ../nbs/05_train.ipynb #e58dc87d
+def batches(objective, batch_size:int, seed:int, acc):
+    "A function from a step to this process's share of its batch."
+    data, share = objective.data, batch_size//acc.num_processes
+    group, first = getattr(data, 'group', 1), acc.process_index*share
+    if batch_size%(acc.num_processes*group) or share<1: raise ValueError(f'batch_size {batch_size} over {acc.num_processes} processes: each needs a multiple of {group} items')
+    def make(step):
+        ids = batch_at(step, batch_size, len(data), group, seed, getattr(data, 'in_order', False))[first:first+share]
+        return objective.prepare(ids, np.random.default_rng(step_seed(seed, step, acc.process_index)))
+    return make
+
+def diverged(e:Exception, step:int, folder:Path)->FloatingPointError:
+    "The error of a run that cannot go on."
+    return FloatingPointError(f'step {step}: {e}. Last good checkpoint: {last_checkpoint(folder) or "none"}. A smaller lr, a longer warmup or float32 may help.')
+
+# %% ../nbs/05_train.ipynb #1043fd05
 def best_of(objective, state:dict, folder:Path, acc)->dict:
-    "Validate, with averaged weights if there are any; keep the weights if they are the best so far."
-    with averaged(state['ema'], objective.modules), torch.no_grad(), acc.autocast():
+    "Validate in full precision, with averaged weights if there are any; keep the weights if they are the best so far."
+    with averaged(state['ema'], objective.modules), torch.no_grad():
         for m in objective.modules.values(): m.eval()
         numbers = {k: float(v) for k,v in objective.validate().items()}
         if objective.metric not in numbers: raise KeyError(f'{objective.name}: validate() gave {sorted(numbers)}, not the metric {objective.metric!r}')
@@ -281,19 +300,21 @@ def finished(objective, folder:Path, state:dict, acc)->pd.DataFrame:
     for m in objective.modules.values(): m.eval()
     if acc.is_main_process:
         objective.save(folder)
+        (folder/'best.json').write_text(json.dumps(dict(zip(('step', objective.metric), state['best']))))
         (folder/'best.safetensors').unlink(); shutil.rmtree(folder/'checkpoints')
     acc.wait_for_everyone()
     return pd.DataFrame(state['rows'])
 
-# %% ../nbs/05_train.ipynb #26d3504e
+# %% ../nbs/05_train.ipynb #e8bf481e
 def info_nce(image,  # (B,D)
              text,   # (B,D)
              scale   # the temperature's factor, e^tau
             ):
     "Symmetric cross-entropy of pictures against captions."
-    S = scale.float() * F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).T  # (B,B)
-    own = torch.arange(len(S), device=S.device)
-    return (F.cross_entropy(S, own) + F.cross_entropy(S.T, own))/2
+    with torch.autocast(image.device.type, enabled=False):   # similarities need all their digits
+        S = scale.float() * F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).T  # (B,B)
+        own = torch.arange(len(S), device=S.device)
+        return (F.cross_entropy(S, own) + F.cross_entropy(S.T, own))/2
 
 # %% ../nbs/05_train.ipynb #04eb3556
 def jiggle(images,        # (B,3,H,W) uint8
@@ -309,64 +330,79 @@ def jiggle(images,        # (B,3,H,W) uint8
     gain = torch.as_tensor(rng.integers(64-light, 65+light, (B,1,1,1)), dtype=torch.int16)
     return (moved.short()*gain >> 6).clamp(0,255).byte().permute(0,3,1,2)
 
-# %% ../nbs/05_train.ipynb #05473d80
-def retrieval(image,     # (N,D) unit length
-              text,      # (N,D) unit length
+# %% ../nbs/05_train.ipynb #89162f9f
+def retrieval(image,        # (N,D) unit length
+              text,         # (N,D) unit length
               size:int=100  # candidates
-             )->torch.Tensor:  # (2,N) hits: picture to caption, caption to picture
-    "R@1 hits among blocks of `size` pairs."
+             )->torch.Tensor:  # (2,N) hits: caption of a picture, picture of a caption
+    "R@1 hits in whole blocks of `size` pairs (or in one smaller block)."
+    size = min(size, len(image)); whole = len(image)//size*size
     hits = []
-    for a,b in zip(image.split(size), text.split(size)):
+    for a,b in zip(image[:whole].split(size), text[:whole].split(size)):
         S = a@b.T; own = S.diag().clone(); S.fill_diagonal_(-2)
         hits.append(torch.stack([own>S.amax(1), own>S.amax(0)]))
     return torch.cat(hits, 1)
 
+# %% ../nbs/05_train.ipynb #129f0e7a
 def twin_hits(image, text)->torch.Tensor:  # (N,)
-    "Neighbours 2i, 2i+1 are twins: does each picture prefer its own caption?"
+    "Neighbours 2i, 2i+1 are twins: is each picture closer to its own caption?"
     S = torch.einsum('nid,njd->nij', image.unflatten(0,(-1,2)), text.unflatten(0,(-1,2)))
     return (S.diagonal(dim1=1,dim2=2) > S.flip(2).diagonal(dim1=1,dim2=2)).flatten()
 
-# %% ../nbs/05_train.ipynb #1e704043
+# %% ../nbs/05_train.ipynb #7d585f45
 def auc(scores,  # (N,)
-        is_there # (N,) bool
+        there    # (N,) bool
        )->float:
     "Chance that a picture with the thing scores above one without; ties count half."
-    s, y = np.asarray(scores, np.float64), np.asarray(is_there, bool)
-    rank = pd.Series(s).rank().to_numpy()
+    rank, y = pd.Series(np.asarray(scores, np.float64)).rank().to_numpy(), np.asarray(there, bool)
     p, n = y.sum(), (~y).sum()
     return float((rank[y].sum()-p*(p+1)/2)/(p*n)) if p and n else float('nan')
 
-def zero_shot(image,   # (N,D) unit length
-              prompts, # (P,D) unit length
-              labels   # (N,) class numbers, or (N,P) which prompts are true
-             )->float: # accuracy, or mean AUC
-    "How often the closest prompt is right; with several true prompts per picture, the mean AUC of the prompts."
+def zero_shot(image,       # (N,D) unit length
+              prompts,     # (P,D) unit length
+              labels       # (N,) class numbers, or (N,P) which prompts are true
+             )->np.ndarray:  # (N,) hits, or (P,) areas
+    "Is the closest prompt right? With several true prompts per picture: each prompt's AUC."
     S, y = (image@prompts.T).cpu().numpy(), np.asarray(labels)
-    if y.ndim==1: return float((S.argmax(1)==y).mean())
-    return float(np.nanmean([auc(S[:,p], y[:,p]>0) for p in range(S.shape[1])]))
+    if y.ndim==1: return (S.argmax(1)==y).astype(float)
+    areas = np.array([auc(S[:,p], y[:,p]>0) for p in range(S.shape[1])])
+    return areas[np.isfinite(areas)]
 
-# %% ../nbs/05_train.ipynb #56385a6e
+# %% ../nbs/05_train.ipynb #f8235c93
 def embed_images(backbone, images, size=256):  # (N,3,H,W) uint8 -> (N,D) unit length
     "Pictures as unit vectors."
     return torch.cat([F.normalize(backbone.encode_image(backbone.normalise(x)), dim=-1) for x in images.split(size)])
 
-def embed_texts(backbone, texts, size=256):    # N strings -> (N,D) unit length
+def embed_texts(backbone, texts):              # N strings -> (N,D) unit length
     "Texts as unit vectors."
-    return torch.cat([F.normalize(backbone.encode_text(list(texts[i:i+size])), dim=-1) for i in range(0, len(texts), size)])
+    return F.normalize(backbone.encode_text(list(texts)), dim=-1)
 
+@torch.no_grad()
 def answers(backbone,    # the CLIP to be questioned
             pairs,       # pictures (N,3,H,W) uint8 and N captions
             twins=None,  # the same, neighbours being twins
             probes=()    # zero-shot questions
-           )->dict:      # percentages; `r1` is the mean of both directions
+           )->dict:      # name -> one number per question
     "Retrieval, twins and zero-shot probes of one backbone."
-    i2t, t2i = (100*retrieval(embed_images(backbone, pairs[0]), embed_texts(backbone, pairs[1])).float().mean(1)).tolist()
-    out = dict(r1=(i2t+t2i)/2, r1_image_to_text=i2t, r1_text_to_image=t2i)
-    if twins: out['twins'] = 100*twin_hits(embed_images(backbone, twins[0]), embed_texts(backbone, twins[1])).float().mean().item()
-    for p in probes: out[p.name] = 100*zero_shot(embed_images(backbone, p.images), embed_texts(backbone, p.prompts), p.labels)
-    return out
+    embed = lambda images, texts: (embed_images(backbone, images), embed_texts(backbone, texts))
+    out = dict(zip(('picture to caption', 'caption to picture'), retrieval(*embed(*pairs)).cpu().numpy().astype(float)))
+    if twins: out['twins'] = twin_hits(*embed(*twins)).cpu().numpy().astype(float)
+    return out | {p.name: zero_shot(*embed(p.images, p.prompts), p.labels) for p in probes}
 
-# %% ../nbs/05_train.ipynb #975802d4
+# %% ../nbs/05_train.ipynb #33699bd5
+def result_rows(found:dict, data:str, seed:int=0, **labels)->tuple:
+    "Rows of the result table from `answers`, and their protocols."
+    name, rows, protocols = f'pairs/{Path(data).name}', [], []
+    candidates = {'twins': 'own caption and the twin\'s', 'picture to caption': f"{min(100, len(found['picture to caption']))} captions",
+                  'caption to picture': f"{min(100, len(found['picture to caption']))} pictures"}
+    for task, v in found.items():
+        protocols.append(Protocol(benchmark=name, gallery=candidates.get(task, 'the prompts of the probe'), extra=task))
+        value, low, high = bootstrap_ci(100*v, seed=seed)
+        rows.append(dict(labels, benchmark=name, task=task, seed=seed, metric='auc' if task=='presence' else 'recall', k=1, value=value, ci_low=low, ci_high=high,
+                         n=len(v), protocol=protocols[-1].id))
+    return pd.DataFrame(rows, columns=RESULT_COLUMNS), protocols
+
+# %% ../nbs/05_train.ipynb #316aac21
 class Contrastive:
     "CLIP's objective, for a backbone and pairs of pictures and captions."
     name, metric = 'contrastive', 'r1'
@@ -376,32 +412,37 @@ class Contrastive:
         images, texts = self.data.batch(ids)
         return jiggle(images, rng), texts
     def objective(self, batch):
-        image = everyone(self.backbone.encode_image(self.backbone.normalise(batch[0])))
-        return info_nce(image, everyone(self.backbone.encode_text(batch[1])), self.backbone.model.logit_scale.exp())
+        b, (images, texts) = self.backbone, batch
+        chunk = 32 if b.device.type=='cpu' else len(texts)   # texts of similar length together: less padding
+        return info_nce(everyone(b.encode_image(b.normalise(images))), everyone(b.encode_text(texts, chunk)), b.model.logit_scale.exp())
     def after_step(self):
         with torch.no_grad(): self.backbone.model.logit_scale.clamp_(0, math.log(100))
-    def validate(self): return answers(self.backbone, **self.questions)
-    def save(self, folder):
-        try:
-            from cis_nb.models.backbone import save_backbone
-            save_backbone(self.backbone, folder)
-        except ImportError: save_file(weights({'model': self.backbone.model}), folder/'model.safetensors')
+    def answers(self): return answers(self.backbone, **self.questions)
+    def examples(self, n):
+        images, texts = (x[:n] for x in self.questions['pairs'])
+        with torch.no_grad(): S = embed_texts(self.backbone, texts)@embed_images(self.backbone, images).T
+        return S.cpu().numpy(), images, texts    # (n,n) captions against pictures, the pictures, the captions
+    def validate(self):
+        found = {k: 100*float(v.mean()) for k,v in self.answers().items()}
+        return dict(r1=(found['picture to caption']+found['caption to picture'])/2, **found)
+    def save(self, folder): save_backbone(self.backbone, folder)
+    def load(self, folder): self.backbone.load_state_dict(load_backbone(self.backbone.name, str(folder), device='cpu').state_dict())
 
-# %% ../nbs/05_train.ipynb #dd928e59
-METHODS = {'contrastive': 'cis_nb.train:contrastive'}
+# %% ../nbs/05_train.ipynb #ba903236
+METHODS = {'contrastive': 'cis_nb.train'}   # name -> the module whose `make_NAME(backbone, params)` gives the objective
 
 def find_method(name:str):
-    "The function that makes a method's objective out of a backbone and the parameters."
+    "The function that makes a method's objective."
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(sorted(METHODS))}')
-    module, function = METHODS[name].split(':')
-    return getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(METHODS[name]), f'make_{name}')
 
+# %% ../nbs/05_train.ipynb #1aadc6d7
 def pairs(data:str, split:str, n:int, seed:int, image_size:int, **kw):
     "Pairs of pictures and captions: drawn by the world, or read from a folder."
     if data=='world':
         from cis_nb.world.captions import WorldPairs
         stream = WorldPairs(n, seed, split=split, image_size=image_size, **kw)
-        stream.group = 2   # neighbours are twins
+        stream.group = 2   # neighbours may be twins
         return stream
     from cis_nb.data import PhotoPairs
     return PhotoPairs(data_root(data), split, image_size)
@@ -409,22 +450,26 @@ def pairs(data:str, split:str, n:int, seed:int, image_size:int, **kw):
 def questions(data:str, n:int, image_size:int)->dict:
     "What a validation on this data asks: pairs, and from the world also twins and probes."
     held_out = pairs(data, 'val', n, 0, image_size, twins=1.)
-    if data!='world': return dict(pairs=held_out.batch(range(min(n, len(held_out)))))
+    if data!='world': return dict(pairs=held_out.batch(np.arange(min(n, len(held_out.table)))))
     from cis_nb.world.captions import probes
-    return dict(pairs=held_out.scenes(n), twins=held_out.batch(range(n)), probes=probes(n, image_size))
+    return dict(pairs=held_out.scenes(n), twins=held_out.batch(range(n//2*2)), probes=probes(n, image_size))
 
-def contrastive(backbone, p:dict):
+def make_contrastive(backbone, p:dict)->Contrastive:
     "The objective of `method: contrastive`."
     return Contrastive(backbone, pairs(p['data'], 'train', p['samples'], p['seed'], backbone.image_size),
                        questions(p['data'], p['val_samples'], backbone.image_size))
 
-# %% ../nbs/05_train.ipynb #a8aa3b68
+# %% ../nbs/05_train.ipynb #850988f4
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]
+
+def make_objective(p:dict):
+    "What the parameters ask to be minimised, before any training."
+    backbone = load_backbone(p['backbone'], p['pretrained'], device=accelerator_for(p['device'], p['dtype']).device)
+    return find_method(p['method'])(backbone, p)
 
 def fit(folder, p:dict)->pd.DataFrame:
     "Train what the parameters say, in this process."
-    backbone = load_backbone(p['backbone'], p['pretrained'], device=p['device'])
-    return train(find_method(p['method'])(backbone, p), Path(folder), **{k: p[k] for k in LOOP if k in p})
+    return train(make_objective(p), Path(folder), **{k: p[k] for k in LOOP if k in p})
 
 def launch(folder, p:dict, processes:int=1):
     "Train on one process, or on several GPUs."
@@ -434,8 +479,8 @@ def launch(folder, p:dict, processes:int=1):
 
 def trained(p:dict, processes:int=1)->Path:
     "The run of these parameters: from the store, continued, or begun."
-    what = {k: v for k,v in p.items() if k not in ('device','log_every')}
-    start = getattr(load_backbone(p['backbone'], p['pretrained'], device='cpu'), 'fingerprint', '')
-    recipe = ''.join(inspect.getsource(f) for f in (train, update, jiggle, batch_at, lr_at, adamw, find_method(p['method'])))
-    return stored('run', '-'.join([p['backbone'], p['method'], Path(p['data']).name]), what,
-                  lambda folder: launch(folder, p, processes), inputs=[start, recipe], resume=True)
+    start, world = load_backbone(p['backbone'], p['pretrained'], device='cpu'), p['data']=='world'
+    data = '' if world else pairs(p['data'], 'train', 0, 0, start.image_size).key
+    code = ['cis_nb.train', 'cis_nb.models.backbone', METHODS[p['method']]] + ['cis_nb.world.scenes', 'cis_nb.world.captions']*world
+    return stored('run', '-'.join([p['backbone'], p['method'], Path(p['data']).name]), {k: v for k,v in p.items() if k not in ('device','log_every')},
+                  lambda folder: launch(folder, p, processes), inputs=[start.fingerprint, data], code=code, resume=True)

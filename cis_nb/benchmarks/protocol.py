@@ -53,7 +53,7 @@ def recall_at_k(r,      # (Q,P) ranks, 0 pads
     r = np.asarray(r)
     return ((r>0) & (r<=k)).any(1).astype(float)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #ac5d3926
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #42404601
 def map_at_k(r,      # (Q,P) ranks, 0 pads
              k:int
             )->np.ndarray: # (Q,) in [0,1]; its mean is mAP@k
@@ -64,7 +64,6 @@ def map_at_k(r,      # (Q,P) ranks, 0 pads
     precision = np.arange(1, r.shape[1]+1)/r        # at each target
     return np.where(r<=k, precision, 0).sum(1)/np.minimum(n, k)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #2215cf90
 METRICS = dict(recall=recall_at_k, map=map_at_k)
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #66a6c723
@@ -100,9 +99,10 @@ def paired_bootstrap(a, b,        # (Q,) values of two methods on the same queri
     p = min(1., 2*(min((means<=0).sum(), (means>=0).sum())+1)/(n+1))
     return Difference(float((a-b).mean()), float(low), float(high), float(p))
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #86a14763
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #efb2bd42
 _choices = dict(reference=('not in gallery', 'kept', 'removed'), ties=('pessimistic',))
 
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #51650da8
 @dataclass(frozen=True)
 class Protocol:
     "What was measured. Numbers with the same hash may be compared."
@@ -199,7 +199,7 @@ def _restrict(b:Benchmark, here:set)->Benchmark:
     return replace(b, queries=q[keep], protocol=protocol, images=[i for i in b.images if i in here],
                    shared_gallery=None if own else [i for i in b.shared_gallery if i in here])
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #f28cb8d3
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #ab11ac05
 def _features(backbone, bench, encode):
     "`vec(ids)` -> (n,D) raw image features, and the benchmark without the images that could not be read."
     if encode is None: from cis_nb.models.features import image_features as encode
@@ -211,7 +211,7 @@ def _features(backbone, bench, encode):
 def _query_vectors(method, bench, backbone, vec)->torch.Tensor: # q (Q,D)
     "One vector per query; every distinct text is encoded once."
     texts, which = np.unique([bench.protocol.text(c) for c in bench.queries.condition], return_inverse=True)
-    with torch.no_grad(): cond = torch.as_tensor(backbone.encode_text(list(texts))).float().cpu()[which]
+    cond = torch.as_tensor(backbone.encode_text(texts.tolist())).float().cpu()[which]
     has = [isinstance(r, str) for r in bench.queries.reference]
     ref = torch.zeros(len(has), cond.shape[1])
     if any(has): ref[torch.tensor(has)] = vec([r for r in bench.queries.reference if isinstance(r, str)])
@@ -279,7 +279,8 @@ def result_rows(per_query:pd.DataFrame, ks=(1,2,3), metrics=('recall',), seed=0,
                 rows.append(dict(labels, task=task, seed=seed, metric=m, k=k, value=100*v, ci_low=100*low, ci_high=100*high, n=int(sel.sum()), protocol=protocol))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #19454fcf
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #8457440f
+@torch.no_grad()
 def evaluate(method,              # encode_query(ref, cond) -> q, and scores(q, gal)
              benchmark:Benchmark,
              backbone,            # encode_text; and encode_image for the feature store
