@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'settings', 'only_people',
-           'Experiment', 'experiments', 'imported', 'modules', 'depends', 'plan', 'environment', 'runnable', 'execute',
-           'audit', 'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make', 'contents',
-           'readme', 'main']
+           'Experiment', 'experiments', 'imported', 'modules', 'depends', 'environment', 'runnable', 'execute', 'audit',
+           'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make', 'contents', 'readme',
+           'main']
 
 # %% ../nbs/10_book.ipynb #45c798ff
 import argparse, ast, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
@@ -85,7 +85,7 @@ def only_people(cell:dict)->bool:
     "Is this a cell that a test of the notebook would leave out?"
     return cell['cell_type']=='code' and bool(re.search(r'^#\|\s*(eval:\s*false|slow|gpu|net)\s*$', cell['source'], re.M))
 
-# %% ../nbs/10_book.ipynb #2676d454
+# %% ../nbs/10_book.ipynb #7222d31c
 @dataclass(frozen=True)
 class Experiment:
     "A chapter plus one parameter file."
@@ -100,8 +100,6 @@ class Experiment:
     def folder(self): return project_root()/'reports'/self.profile/self.name
     @property
     def receipt(self): return self.folder/'receipt.json'
-    @property
-    def watched(self): return self.folder.parent/'.inputs'/f'{self.name}.json'
 
 # %% ../nbs/10_book.ipynb #0b902454
 def _experiment(profile:str, file:Path, data:str)->Experiment:
@@ -153,7 +151,7 @@ def modules(source:str)->dict: # name -> file
         todo |= imported(f.read_text(encoding='utf-8'), name)
     return dict(sorted(found.items()))
 
-# %% ../nbs/10_book.ipynb #e5fa1413
+# %% ../nbs/10_book.ipynb #021ad458
 def depends(e:Experiment)->dict:
     "Hashes of all that an experiment's result depends on, the experiments before it aside."
     found = modules('\n'.join(c['source'] for c in code_cells(read_notebook(e.notebook))))
@@ -161,15 +159,6 @@ def depends(e:Experiment)->dict:
     files = {f for p in patterns for f in project_root().glob(p) if f.is_file()}
     return dict(notebook=fingerprint(e.notebook), params=e.params, needs=list(e.needs), modules={m: code_version(f) for m,f in found.items()},
                 reads={f.relative_to(project_root()).as_posix(): fingerprint(f) for f in sorted(files)})
-
-def plan(profile:str, data:str='')->dict:
-    "The experiments of a profile; what each depends on is written where the graph of the book looks for it."
-    found = experiments(profile, data)
-    for e in found.values():
-        now, before = json.dumps(depends(e), indent=1), e.watched.read_text() if e.watched.exists() else ''
-        e.watched.parent.mkdir(parents=True, exist_ok=True)
-        if now!=before: e.watched.write_text(now)
-    return found
 
 # %% ../nbs/10_book.ipynb #780ebb4b
 @contextmanager
@@ -304,14 +293,16 @@ def snakemake(profile:str, data:str, n:int, more=())->list:
     return [sys.executable, '-m', 'snakemake', '--snakefile', f'{root}/Snakefile', '--directory', root, '--cores', str(n), '--keep-going', '--nolock', '--rerun-incomplete',
             '--rerun-triggers', 'mtime', 'input', '--quiet', 'all', '--config', f'profile={profile}', f'data={json.dumps(data)}', *more]
 
-# %% ../nbs/10_book.ipynb #3417aead
+# %% ../nbs/10_book.ipynb #ff70965c
 def make(profile:str, data:str='', n:int=0, more=())->bool:
     "Bring the experiments and the pages of a profile up to date; True if all results may be trusted."
     from cis_nb.site import site
-    folder, started = project_root()/'reports'/profile, time.time()
-    plan(profile, data)   # errors in parameter files come before anything runs
+    folder, started, found = project_root()/'reports'/profile, time.time(), experiments(profile, data)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder/'.lock', timeout=0):
+            for e in found.values():
+                if not done(e): shutil.rmtree(e.folder, ignore_errors=True)
             subprocess.run(snakemake(profile, data, n or cores(), more), cwd=project_root(), env=dict(os.environ, CIS_HOME=str(project_root())))
             return site(profile, data, started)
     except Timeout: raise RuntimeError(f'another process is making {folder}: wait for it or stop it') from None

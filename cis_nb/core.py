@@ -329,13 +329,13 @@ def _receipt_html(r:dict)->HTML:
     return HTML('<div class="cis-receipt" style="border-left:4px solid #4477aa; padding:.3em 1em; margin:.5em 0">'
                 f'<div style="font-size:1.1em; margin-bottom:.3em">{html.escape(r["headline"])}</div><small>{lines}</small></div>')
 
-# %% ../nbs/00_core.ipynb #b599fd66
+# %% ../nbs/00_core.ipynb #2b06ea06
 def _receipt(params, headline, results, runs, counts, protocol, seed)->dict:
     "All that should be known about a finished experiment."
     return dict(experiment=os.environ.get('CIS_EXPERIMENT', ''), profile=os.environ.get('CIS_PROFILE', ''),
                 headline=headline, params=params, seconds=round(time.monotonic()-_started, 3),
                 runs=[_run_name(p) for p in _many(runs)], counts=counts or {}, seed=_many(seed),
-                protocol=list(dict.fromkeys(str(p) for p in _many(protocol))), rows=0 if results is None else len(results),
+                protocol=list(dict.fromkeys(getattr(p, 'id', str(p)) for p in _many(protocol))), rows=0 if results is None else len(results),
                 created=_now(), versions=versions(), machine=machine())
 
 # %% ../nbs/00_core.ipynb #0c2f834f

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IMAGE_KEYS', 'IMAGES', 'ALIASES', 'LAYOUTS', 'FORMATS', 'Skipped', 'Place', 'tar_members', 'members', 'clean_caption',
            'is_image', 'read_beside', 'read_coco', 'read_table', 'split_by_hash', 'with_splits', 'Photos',
-           'read_photos', 'open_photo', 'square', 'pack_rows', 'pack', 'packed', 'PhotoPairs']
+           'read_photos', 'open_photo', 'square', 'pack_rows', 'pack', 'packed', 'PhotoPairs', 'held_out']
 
 # %% ../nbs/00b_data.ipynb #df730aff
 import csv, gzip, hashlib, io, json, os, re, tarfile, warnings, zlib
@@ -216,7 +216,7 @@ def _gather(rows, images:dict, skipped:Skipped)->pd.DataFrame:
         else: table.append((_stem(image), photos[image], words[image], *place)); keys.add(_stem(image))
     return pd.DataFrame(table, columns=['key', 'split', 'captions', *Place._fields]).sort_values('key', ignore_index=True)
 
-# %% ../nbs/00b_data.ipynb #026fdd9c
+# %% ../nbs/00b_data.ipynb #e93ac003
 ALIASES = dict(training='train', restval='train', dev='val', valid='val', validation='val', testing='test')
 
 def split_by_hash(key:str)->str:
@@ -226,8 +226,10 @@ def split_by_hash(key:str)->str:
 def with_splits(table:pd.DataFrame)->pd.DataFrame:
     "Official splits where there are at least two, else splits by hash."
     named = table.split.str.strip().str.lower().replace(ALIASES)
-    official = named[named!=''].nunique() > 1
-    return table.assign(split=named.replace('', 'unassigned') if official else table.key.map(split_by_hash))
+    hashed = table.key.map(split_by_hash)
+    if named[named!=''].nunique() < 2: return table.assign(split=hashed)
+    if 'val' not in set(named): named = named.mask((named=='train') & (hashed=='val'), 'val')
+    return table.assign(split=named.replace('', 'unassigned'))
 
 # %% ../nbs/00b_data.ipynb #9c6faf15
 LAYOUTS = {'photo and caption file side by side': (read_beside, 'NAME.jpg with NAME.json {"captions": [...]} or NAME.txt, in folders or in .tar files'),
@@ -365,3 +367,9 @@ class PhotoPairs:
     def photo(self, i:int)->Image.Image:
         "The whole photo of row `i`."
         return open_photo(Place(*self.table.loc[i, list(Place._fields)]).read())
+
+# %% ../nbs/00b_data.ipynb #ec1a6b86
+def held_out(root, image_size:int=64)->PhotoPairs:
+    "The test split, or the validation split where there is no test split."
+    splits = pd.read_parquet(packed(root, image_size)/'photos.parquet', columns=['split']).split
+    return PhotoPairs(root, 'test' if 'test' in set(splits) else 'val', image_size)

@@ -4,22 +4,26 @@
 
 # %% auto #0
 __all__ = ['SHORT', 'PAPER_ROWS', 'COLUMNS', 'CODE', 'hits', 'task_mean', 'compare', 'verdict', 'chance', 'paper_numbers', 'line',
-           'beside_paper', 'with_intervals', 'encode_once', 'answers', 'kept_answers', 'summary', 'load_tasks',
-           'answer_strip', 'three', 'only', 'recall_bars']
+           'beside_paper', 'with_intervals', 'protocol_line', 'encode_once', 'answers', 'kept_answers', 'summary',
+           'load_tasks', 'genecis', 'answer_strip', 'three', 'only', 'recall_bars']
 
-# %% ../nbs/06_evaluate.ipynb #f5a56bad
+# %% ../nbs/06_evaluate.ipynb #d3657cfc
 import os
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pandas as pd
-from .benchmarks.genecis import TASKS, TITLES, Rules, build_genecis, load_genecis
+from .benchmarks.genecis import Rules, build_genecis
 from .benchmarks.protocol import RESULT_COLUMNS, bootstrap_ci, evaluate, result_rows
-from .core import fingerprint, progress, stored
+from .benchmarks.templates import TASKS, TITLES, load_genecis
+from .core import data_root, fingerprint, progress, stored
 from .models import baselines
+from .models.backbone import load_backbone
 from .models.features import image_features
-from .show import color, forest, page
+from .show import color, page
+from .world.layouts import world_root
 
 # %% ../nbs/06_evaluate.ipynb #5b6d9571
 def hits(per_query,   # one line per method and query: method, draw, task, query_id, rank
@@ -49,10 +53,10 @@ def verdict(c:dict # from `compare`
     "What a comparison allows one to say."
     return 'better' if c['low']>0 else 'worse' if c['high']<0 else 'cannot tell'
 
-# %% ../nbs/06_evaluate.ipynb #99827d61
+# %% ../nbs/06_evaluate.ipynb #2ef8e55b
 def chance(per_query, k:int=1)->pd.Series: # task -> percent
     "R@`k` of a guess, from the sizes of the galleries."
-    return (100*k/per_query.gallery_size).clip(upper=100).groupby(per_query.task, sort=False).mean()
+    return (100*k/per_query.gallery_size.astype(float)).clip(upper=100).groupby(per_query.task, sort=False).mean()
 
 # %% ../nbs/06_evaluate.ipynb #29470586
 SHORT = dict(focus_attribute='Focus Attribute', change_attribute='Change Attribute', focus_object='Focus Object', change_object='Change Object', mean='Mean')
@@ -85,13 +89,32 @@ def beside_paper(results,  # this run: method, task, k, value
     heads = [('', 'method'), ('', 'numbers of')] + [(SHORT[t], f'R@{k}') for t,k in COLUMNS]
     return pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(heads))
 
-# %% ../nbs/06_evaluate.ipynb #3f875998
-def with_intervals(results, titles=None)->pd.DataFrame: # results: method, task, k, value, ci_low, ci_high
-    "R@1 of each method and task with its interval, as text."
-    one, tasks = results[results.k==1], [t for t in SHORT if t in set(results.task)]
-    cell = {(r.method, r.task): f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]' for r in one.itertuples()}
-    rows = [[(titles or {}).get(m, m), *(cell.get((m, t), '–') for t in tasks)] for m in one.method.unique()]
+# %% ../nbs/06_evaluate.ipynb #d1565cc9
+def with_intervals(results,     # of this run: method, task, k, value, ci_low, ci_high, n
+                   guess,       # from `chance`
+                   titles:dict, # method -> words
+                   papers=()    # tables of the paper to quote
+                  )->pd.DataFrame:
+    "R@1 of each method on each task, [95 % interval], the papers' numbers below."
+    one, printed = results[results.k==1], [paper_numbers(p) for p in papers]
+    tasks = [t for t in SHORT if t in set(one.task)]
+    cell, rows = {(r.method, r.task): f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]' for r in one.itertuples()}, []
+    for m in one.method.unique():
+        rows.append([titles[m], *(cell[m, t] for t in tasks)])
+        for p in printed:
+            theirs = p[(p.k==1) & (p.method==m)].set_index('task').value
+            if len(theirs): rows.append([f'– paper, {p.backbone.mode()[0]}', *(f'{theirs[t]:.1f}' for t in tasks)])
+    floor, n = dict(guess, mean=guess.mean()), one.groupby('task').n.max()
+    rows += [['a guess', *(f'{floor[t]:.1f}' for t in tasks)], ['queries', *(f'{n[t]:,}' for t in tasks)]] if len(one) else []
     return pd.DataFrame(rows, columns=['R@1 [95 % interval]', *(SHORT[t] for t in tasks)])
+
+# %% ../nbs/06_evaluate.ipynb #4167ca04
+def protocol_line(protocols:list)->str:
+    "The protocols of several tasks in one line: their ids, what they share, and whether one is partial."
+    said = lambda field: ' / '.join(sorted({getattr(p, field) for p in protocols}))
+    partial = [f'partial: {min(99.9, 100*p.coverage):.1f} % of the images of {p.benchmark}' for p in protocols if p.coverage<1]
+    words = [f'text: “{said("prompt")}”', f'reference {said("reference")}', f'ties {said("ties")}', f'crop: {said("crop")}']
+    return '; '.join([', '.join(p.id for p in protocols), *words, *partial]) if protocols else 'no protocol: nothing was measured'
 
 # %% ../nbs/06_evaluate.ipynb #526b4319
 def encode_once(backbone, benchmarks:list, encode=image_features):
@@ -115,8 +138,8 @@ def answers(methods:list,      # names
              for m, (draw, _), b in progress(todo, 'evaluate', 'task')]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=['method', 'draw', 'task', 'query_id', 'rank', 'gallery_size'])
 
-# %% ../nbs/06_evaluate.ipynb #ff8d7f93
-CODE = [f'cis_nb.{m}' for m in ('evaluate', 'models.baselines', 'models.backbone', 'models.features', 'benchmarks.protocol', 'benchmarks.genecis')]
+# %% ../nbs/06_evaluate.ipynb #5de4720b
+CODE = [f'cis_nb.{m}' for m in ('evaluate', 'models.baselines', 'models.backbone', 'models.features', 'benchmarks.protocol', 'benchmarks.templates')]
 
 def kept_answers(methods, benchmarks, backbone, seed=0)->Path: # the folder
     "The table of `answers`, made once."
@@ -143,6 +166,19 @@ def load_tasks(root, tasks=TASKS, n=500, draws=1, rules=Rules(), crop_mode='offi
             except (FileNotFoundError, ValueError) as e: missing[task] = str(e)
     return found, missing
 
+# %% ../nbs/06_evaluate.ipynb #37e5d323
+def genecis(p:dict # the parameters below
+           )->SimpleNamespace: # root, rules, benchmarks, missing, model, folder, per_query, results
+    "Templates, answers and results of an experiment."
+    root = world_root(p['coco_images'], p['vaw_images'], p['caption_images']) if p['data']=='world' else data_root(p['data'])
+    rules = Rules(p['min_categories'], p['min_shared'], p['far'])
+    benchmarks, missing = load_tasks(root, p['tasks'], p['templates'], p['draws'], rules)
+    model = load_backbone(p['backbone'], p['pretrained'], p['device'])
+    folder = kept_answers(p['methods'], benchmarks, model, p['seed'])
+    per_query = pd.read_parquet(folder/'answers.parquet')
+    return SimpleNamespace(root=root, rules=rules, benchmarks=benchmarks, missing=missing, model=model, folder=folder,
+                           per_query=per_query, results=summary(per_query, p['backbone'], p['seed']))
+
 # %% ../nbs/06_evaluate.ipynb #59473f16
 def answer_strip(bench, a,  # a line of `answers`
                  title='', k=5)->dict: # a row of `show_grid`
@@ -165,11 +201,11 @@ def only(per_query, a:str, b:str, task)->list: # lines of `a`
     lines = per_query[(per_query.method==a) & (per_query.task==task)].set_index(['draw', 'query_id'], drop=False)
     return [lines.loc[i] for i in won]
 
-# %% ../nbs/06_evaluate.ipynb #0d76ca73
+# %% ../nbs/06_evaluate.ipynb #189adb78
 def recall_bars(results, per_query, titles:dict):
     "R@1, R@2, R@3 of every method on every task, with intervals."
     tasks, methods = list(per_query.task.unique()), list(titles)
-    fig, axes = page(2.9, cols=len(tasks), sharey=True, squeeze=False)
+    fig, axes = page(3.1, cols=len(tasks), sharey=True, squeeze=False)
     width = .8/len(methods)
     for ax, task in zip(axes[0], tasks):
         for j,m in enumerate(methods):
@@ -177,5 +213,5 @@ def recall_bars(results, per_query, titles:dict):
             ax.bar(r.k-.4+width*(j+.5), r.value, width*.92, color=color(m), label=titles[m], yerr=[(r.value-r.ci_low).clip(lower=0), (r.ci_high-r.value).clip(lower=0)], error_kw=dict(lw=1, ecolor=color('ink')))
         for k in (1, 2, 3): ax.plot([k-.43, k+.43], [chance(per_query, k)[task]]*2, color='k', lw=1.6, label='chance' if k==1 else None)
         ax.set_title(SHORT[task]); ax.set_xticks([1, 2, 3], ['R@1', 'R@2', 'R@3']); ax.grid(axis='y'); ax.tick_params(axis='x', length=0)
-    axes[0,0].set_ylabel('%'); fig.legend(*axes[0,0].get_legend_handles_labels(), loc='outside lower center', ncols=len(methods)+1)
+    axes[0,0].set_ylabel('%'); fig.legend(*axes[0,0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
     return fig

@@ -172,7 +172,7 @@ def map_page(profile:str, states:dict)->str:
         out += [f'## {PAPERS[paper]}', '', f'<table class="cis-table cis-map"><tr><th>item<th>kind<th>what it shows<th>state<th>where, or what it waits for\n{body}\n</table>', '']
     return '\n'.join(out)
 
-# %% ../nbs/10b_site.ipynb #19ba1789
+# %% ../nbs/10b_site.ipynb #b199aa55
 PARTS = {'00': 'Ground', '01': 'The world', '02': 'Benchmarks', '03': 'Mining', '04': 'Models', '05': 'Training', '06': 'Evaluation', '07': 'Ablations', '08': 'Scaling', '09': 'Claims', '10': 'The book itself'}
 
 def _title(name:str, chapter:str)->str:
@@ -188,7 +188,7 @@ def _front_row(name:str, found:dict)->str:
     word, why = state(e, found)
     said = inline(load(e.receipt).get('headline', ''))
     trouble = f'<div class="cis-why">{esc(told(word, why))}</div>' if word!='done' else ''
-    return f'<tr><td>{number}<td>{link}<td>{said}{trouble}<td class="cis-num">{span(load(e.folder/"run.json")["seconds"]) if said else ""}<td>{badge(word)}'
+    return f'<tr><td>{number}<td>{link}<td>{said}{trouble}<td class="cis-num">{span(load(e.folder/"run.json").get("seconds", 0)) if said else ""}<td>{badge(word)}'
 
 # %% ../nbs/10b_site.ipynb #4b5c6074
 def _cards(found:dict, states:dict, receipts:list, counts, wall:float)->str:

@@ -22,7 +22,7 @@ from .benchmarks.protocol import Protocol, RESULT_COLUMNS, bootstrap_ci
 from .core import data_root, pick_device, progress, stored
 from .models.backbone import load_backbone, save_backbone
 
-# %% ../nbs/05_train.ipynb #28f1aeb3
+# %% ../nbs/05_train.ipynb #98b23133
 @lru_cache(maxsize=4)
 def shuffled(m:int,      # how many groups
              epoch:int,  # each epoch has its own order
@@ -35,7 +35,8 @@ def batch_at(step:int,        # which step of the run
              batch_size:int,  # items in a batch
              n:int,           # items in the data
              group:int=1,     # neighbours that stay together
-             seed:int=0       # the run's seed
+             seed:int=0,      # the run's seed
+             in_order:bool=False  # a stream that is made to be read from its beginning
             )->np.ndarray:    # (batch_size,) indices
     "The items of one step: a function of (seed, step) and of nothing else."
     g, m = max(batch_size//group, 1), n//group
@@ -222,7 +223,7 @@ class Log:
 
     def close(self): self.write(); self.board.close()
 
-# %% ../nbs/05_train.ipynb #089fab35
+# %% ../nbs/05_train.ipynb #75febbb7
 def train(objective,                 # what is minimised, on what
           folder:Path,               # the run's folder; a checkpoint in it is continued
           steps:int=100,             # updates in all
@@ -237,6 +238,7 @@ def train(objective,                 # what is minimised, on what
           log_every:int=10,          # steps per row of history
           dtype:str='auto', device:str='auto')->pd.DataFrame: # the history
     "Train an objective, from its last checkpoint if there is one, and save the best weights."
+    if steps<1: raise ValueError(f'steps must be at least 1, not {steps}')
     folder, acc, mods, ema = Path(folder), accelerator_for(device, dtype), objective.modules, getattr(objective, 'ema', 0.)
     for m in mods.values(): m.to(acc.device)
     optimizer, state = adamw(mods, weight_decay), dict(step=0, best=None, rows=[], ema={})
@@ -266,12 +268,12 @@ def train(objective,                 # what is minimised, on what
     if log: log.close()
     return finished(objective, folder, state, acc)
 
-# %% ../nbs/05_train.ipynb #e58dc87d
+# %% ../nbs/05_train.ipynb #980f1bf8
 def batches(objective, batch_size:int, seed:int, acc):
     "A function from a step to this process's share of its batch."
     data, share = objective.data, batch_size//acc.num_processes
     group, first = getattr(data, 'group', 1), acc.process_index*share
-    if batch_size%(acc.num_processes*group) or share<1: raise ValueError(f'batch_size {batch_size} over {acc.num_processes} processes: each needs a multiple of {group} items')
+    if share<1 or batch_size%(acc.num_processes*group): raise ValueError(f'batch_size {batch_size} must be a multiple of {acc.num_processes*group} ({acc.num_processes} processes, items in groups of {group})')
     def make(step):
         ids = batch_at(step, batch_size, len(data), group, seed, getattr(data, 'in_order', False))[first:first+share]
         return objective.prepare(ids, np.random.default_rng(step_seed(seed, step, acc.process_index)))
@@ -281,14 +283,14 @@ def diverged(e:Exception, step:int, folder:Path)->FloatingPointError:
     "The error of a run that cannot go on."
     return FloatingPointError(f'step {step}: {e}. Last good checkpoint: {last_checkpoint(folder) or "none"}. A smaller lr, a longer warmup or float32 may help.')
 
-# %% ../nbs/05_train.ipynb #1043fd05
+# %% ../nbs/05_train.ipynb #ce51435c
 def best_of(objective, state:dict, folder:Path, acc)->dict:
     "Validate in full precision, with averaged weights if there are any; keep the weights if they are the best so far."
     with averaged(state['ema'], objective.modules), torch.no_grad():
         for m in objective.modules.values(): m.eval()
         numbers = {k: float(v) for k,v in objective.validate().items()}
         if objective.metric not in numbers: raise KeyError(f'{objective.name}: validate() gave {sorted(numbers)}, not the metric {objective.metric!r}')
-        if state['best'] is None or numbers[objective.metric]>state['best'][1]:
+        if state['best'] is None or numbers[objective.metric]>=state['best'][1]:
             state['best'] = [state['step'], numbers[objective.metric]]
             if acc.is_main_process: write_atomic(folder/'best.safetensors', lambda p: save_file(weights(objective.modules), p))
     acc.wait_for_everyone()
@@ -402,10 +404,10 @@ def result_rows(found:dict, data:str, seed:int=0, **labels)->tuple:
                          n=len(v), protocol=protocols[-1].id))
     return pd.DataFrame(rows, columns=RESULT_COLUMNS), protocols
 
-# %% ../nbs/05_train.ipynb #316aac21
+# %% ../nbs/05_train.ipynb #51b1b2ad
 class Contrastive:
     "CLIP's objective, for a backbone and pairs of pictures and captions."
-    name, metric = 'contrastive', 'r1'
+    name, metric = 'contrastive', 'mean'
     def __init__(self, backbone, data, questions:dict):
         self.backbone, self.data, self.questions, self.modules = backbone, data, questions, {'backbone': backbone}
     def prepare(self, ids, rng):
@@ -424,7 +426,7 @@ class Contrastive:
         return S.cpu().numpy(), images, texts    # (n,n) captions against pictures, the pictures, the captions
     def validate(self):
         found = {k: 100*float(v.mean()) for k,v in self.answers().items()}
-        return dict(r1=(found['picture to caption']+found['caption to picture'])/2, **found)
+        return dict(mean=sum(found.values())/len(found), **found)
     def save(self, folder): save_backbone(self.backbone, folder)
     def load(self, folder): self.backbone.load_state_dict(load_backbone(self.backbone.name, str(folder), device='cpu').state_dict())
 
@@ -436,14 +438,12 @@ def find_method(name:str):
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(sorted(METHODS))}')
     return getattr(importlib.import_module(METHODS[name]), f'make_{name}')
 
-# %% ../nbs/05_train.ipynb #1aadc6d7
+# %% ../nbs/05_train.ipynb #28edf30c
 def pairs(data:str, split:str, n:int, seed:int, image_size:int, **kw):
     "Pairs of pictures and captions: drawn by the world, or read from a folder."
     if data=='world':
         from cis_nb.world.captions import WorldPairs
-        stream = WorldPairs(n, seed, split=split, image_size=image_size, **kw)
-        stream.group = 2   # neighbours may be twins
-        return stream
+        return WorldPairs(n, seed, split=split, image_size=image_size, **kw)
     from cis_nb.data import PhotoPairs
     return PhotoPairs(data_root(data), split, image_size)
 

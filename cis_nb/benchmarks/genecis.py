@@ -70,7 +70,7 @@ def read_panoptic(root, count_pixels=False)->Scenes:
     np.add.at(share, (np.searchsorted(ids, seg.image), [names.index(cats[c]) for c in seg.category]), seg.area.to_numpy(float))
     return Scenes(ids, names, share/np.array([[pixels[i]] for i in ids]), {'images without panoptic labels': len(pixels)-len(ids)})
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #7e95d808
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #91887d24
 @dataclass(frozen=True)
 class Rules:
     "Thresholds of the construction."
@@ -83,7 +83,10 @@ class Rules:
         object.__setattr__(self, 'exclude_types', tuple(self.exclude_types))
         if not self.far+1 < self.min_shared <= self.min_categories:
             raise ValueError(f'far+1 < min_shared <= min_categories must hold, not {self.far}+1, {self.min_shared}, {self.min_categories}: otherwise a scene could be similar and unlike at once')
-    def __str__(self): return f'rebuilt: ≥{self.min_categories} categories of >{100*self.share:g} %, similar ≥{self.min_shared} shared, unlike ≤{self.far}; no types {", ".join(self.exclude_types)}'
+    def text(self, task:str)->str:
+        "What the rules say about a task, for its protocol."
+        scenes = f'rebuilt: ≥{self.min_categories} categories over {100*self.share:g} %, similar ≥{self.min_shared}, unlike ≤{self.far}'
+        return scenes if 'object' in task else 'rebuilt' + (f' without the types {", ".join(self.exclude_types)}' if task.startswith('focus') and self.exclude_types else '')
 
 @dataclass
 class Built:
@@ -342,7 +345,7 @@ def violations(built:Built, source, rules:Rules)->dict: # broken rule -> templat
         for rule,broken in [('an image appears twice', same), ('the gallery has another size', len(G)+1!=gallery_size(built.task)), *check(t, d)]: found[rule] += broken
     return {k: v for k,v in found.items() if v}
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #9f437763
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #94e30d99
 def build_genecis(root, n:int=2000, rules:Rules=Rules(), seed:int=0, splits=('train', 'val', 'test'), tasks=TASKS)->Path:
     "The folder with templates made from the annotations below `root`."
     root = Path(root)
@@ -356,7 +359,7 @@ def build_genecis(root, n:int=2000, rules:Rules=Rules(), seed:int=0, splits=('tr
             write_templates(folder/f'genecis/{task}.json', b.templates)
             b.details.to_parquet(folder/f'genecis/{task}.details.parquet', index=False)
             (folder/f'genecis/{task}.dropped.json').write_text(json.dumps({**sources[kind].notes, **b.dropped}, indent=1))
-        (folder/'genecis/rules.json').write_text(json.dumps(dict(asdict(rules), text=str(rules))))
+        (folder/'genecis/rules.json').write_text(json.dumps(dict(asdict(rules), text={t: rules.text(t) for t in TASKS})))
     params = dict(n=n, rules=asdict(rules), seed=seed, splits=list(splits), tasks=list(tasks))
     return stored('genecis', f'{root.name}-n{n}-s{seed}', params, build, inputs=files, code=('cis_nb.benchmarks.genecis',))
 

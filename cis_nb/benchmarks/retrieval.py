@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'COLOURS', 'unit', 'retrieval_ranks', 'chance', 'with_intervals', 'retrieval_protocols',
-           'caption_retrieval', 'chance_rows', 'retrieval_table', 'text_features', 'PhotoIndex', 'build_index',
+           'caption_retrieval', 'chance_rows', 'retrieval_table', 'pair_features', 'PhotoIndex', 'build_index',
            'search_speed', 'compose', 'swap', 'frequent', 'phrase', 'conditions', 'mentions', 'composed_queries',
-           'top_rows', 'precision']
+           'top_rows', 'precision', 'weight_curve', 'luck', 'pick']
 
-# %% ../../nbs/02e_benchmarks.retrieval.ipynb #1cc2515b
+# %% ../../nbs/02e_benchmarks.retrieval.ipynb #4ca8816b
 import json, re, time
 from bisect import bisect_left
 from collections import Counter
 from pathlib import Path
 import faiss, numpy as np, pandas as pd, torch
 from .protocol import RESULT_COLUMNS, Protocol, ranks
-from ..core import fingerprint, progress, stored
+from ..core import fingerprint, stored
+from ..models.features import image_features, text_features
 
 # %% ../../nbs/02e_benchmarks.retrieval.ipynb #c0578d3b
 def unit(x)->np.ndarray: # (N,D) float32
@@ -99,18 +100,13 @@ def retrieval_table(rows:pd.DataFrame)->pd.DataFrame:
     table.index = pd.MultiIndex.from_tuples(table.index, names=['method', 'direction'])
     return table.reset_index().sort_values('direction', kind='stable')
 
-# %% ../../nbs/02e_benchmarks.retrieval.ipynb #14a2ff3d
-def text_features(backbone, texts:list, batch:int=256)->np.ndarray: # (len(texts),D), raw
-    "Features of texts; each distinct one is encoded once and kept in the store."
-    distinct = sorted(set(texts), key=lambda t: (len(t), t))
-    def build(folder):
-        with torch.no_grad(): parts = [backbone.encode_text(distinct[i:i+batch]).float().cpu().numpy() for i in progress(range(0, len(distinct), batch), 'captions', 'batch')]
-        np.save(folder/'features.npy', np.concatenate(parts))
-    folder = stored('features', f'{backbone.name}-texts', dict(texts=len(distinct)), build, inputs=[backbone.fingerprint, fingerprint(distinct)])
-    at = {t: i for i,t in enumerate(distinct)}
-    return np.load(folder/'features.npy', mmap_mode='r')[[at[t] for t in texts]]
+# %% ../../nbs/02e_benchmarks.retrieval.ipynb #43ae3060
+def pair_features(backbone, pairs)->tuple: # image (N,D) by photo, text (M,D) by caption; raw
+    "Features of the photos and captions of a `PhotoPairs`."
+    rows = list(range(len(pairs.table)))
+    return image_features(backbone, rows, pairs.photo, f'{pairs.key}/{pairs.split}')[rows], text_features(backbone, pairs.texts)[pairs.texts]
 
-# %% ../../nbs/02e_benchmarks.retrieval.ipynb #bdbb3ed8
+# %% ../../nbs/02e_benchmarks.retrieval.ipynb #53f55880
 class PhotoIndex:
     "Exact search by inner product of unit vectors; `ids` are the photos' keys."
     def __init__(self, folder):
@@ -118,6 +114,8 @@ class PhotoIndex:
         self.faiss, self.ids = faiss.read_index(str(self.folder/'index.faiss')), json.loads((self.folder/'ids.json').read_text())
 
     def __len__(self): return len(self.ids)
+
+    def vectors(self, rows)->np.ndarray: return np.stack([self.faiss.reconstruct(int(i)) for i in rows])
 
     def search(self, queries, k:int=10)->tuple: # S (Q,k) scores, I (Q,k) rows; best first
         "The `k` nearest photos of each query, or all if there are fewer."
@@ -183,7 +181,7 @@ def conditions(texts, top:int=8)->list: # (kind, word, words of the query)
     return ([('where', w, phrase(w, texts)) for w,_ in where.most_common(top)] + [('doing', w, w) for w,_ in doing.most_common(top)]
             + [('colour', c, c) for c,_ in colour.most_common(top)])
 
-# %% ../../nbs/02e_benchmarks.retrieval.ipynb #49a059e4
+# %% ../../nbs/02e_benchmarks.retrieval.ipynb #bc22ec9e
 def mentions(texts, owner)->list:
     "For each photo: how many of its captions say each word."
     said = [Counter() for _ in range(max(owner)+1)]
@@ -191,7 +189,7 @@ def mentions(texts, owner)->list:
     return said
 
 def composed_queries(texts, owner, top:int=8, references:int=3, least:int=5, seed:int=0)->pd.DataFrame:
-    "Queries made from what the captions say most: reference (row), who, kind, word, condition, targets (rows)."
+    "Queries from what the captions say most: reference (row), who, kind, word, condition, what the reference shows instead, targets (rows)."
     said, rng, rows = mentions(texts, owner), np.random.default_rng(seed), []
     asked = conditions(texts, top)
     taken = {w for _,w,_ in asked}
@@ -201,8 +199,10 @@ def composed_queries(texts, owner, top:int=8, references:int=3, least:int=5, see
             both = [i for i,s in enumerate(said) if s[who] and s[word]]
             plain = [i for i,s in enumerate(said) if s[who]>=min(2, max(s.values())) and not s[word]]
             if len(both)<least or not plain: continue
-            for i in rng.permutation(plain)[:references]: rows.append((int(i), who, kind, word, condition, both))
-    return pd.DataFrame(rows, columns=['reference', 'who', 'kind', 'word', 'condition', 'targets'])
+            for i in rng.permutation(plain)[:references]:
+                instead = next((c for k,w,c in asked if k==kind and said[i][w]), '')
+                rows.append((int(i), who, kind, word, condition, instead, both))
+    return pd.DataFrame(rows, columns=['reference', 'who', 'kind', 'word', 'condition', 'instead', 'targets'])
 
 # %% ../../nbs/02e_benchmarks.retrieval.ipynb #5d1ce2f0
 def top_rows(index:PhotoIndex, q, references, k:int=10)->np.ndarray: # (Q,k) rows
@@ -213,3 +213,23 @@ def top_rows(index:PhotoIndex, q, references, k:int=10)->np.ndarray: # (Q,k) row
 def precision(found, targets)->np.ndarray: # (Q,)
     "Share of right answers among those found."
     return np.array([np.isin(f, t).mean() for f,t in zip(found, targets)])
+
+# %% ../../nbs/02e_benchmarks.retrieval.ipynb #dcc82466
+def weight_curve(index:PhotoIndex, cond, queries:pd.DataFrame, weights, k:int=10)->pd.DataFrame: # (pairs of who and condition, weights), percent
+    "Precision at `k` for each weight of the words, averaged over the references of each (kind, who, condition)."
+    image = index.vectors(queries.reference)
+    found = {w: 100*precision(top_rows(index, compose(image, cond, w), queries.reference, k), queries.targets) for w in weights}
+    return pd.DataFrame(found).groupby([queries.kind, queries.who, queries.condition], sort=False).mean()
+
+def luck(index:PhotoIndex, queries:pd.DataFrame)->float: # percent
+    "Precision of a guess."
+    return 100*float(queries.assign(share=queries.targets.map(len)/(len(index)-1)).groupby(['kind', 'who', 'condition']).share.mean().mean())
+
+# %% ../../nbs/02e_benchmarks.retrieval.ipynb #616035c6
+def pick(queries:pd.DataFrame, n:int)->pd.DataFrame:
+    "`n` queries with the kinds taking turns and as many different conditions and things as there are."
+    q = queries.drop_duplicates(['kind', 'who', 'condition'])
+    number = lambda s: s.map({v: i for i,v in enumerate(dict.fromkeys(s))})
+    c = q.groupby('kind', sort=False).condition.transform(number)*q.kind.nunique() + number(q.kind)    # the kinds in turn
+    turn = (number(q.who)-c) % max(1, q.who.nunique())                                               # the first with the first thing, the next with the next
+    return q.assign(turn=turn, c=c).sort_values(['turn', 'c'], kind='stable').drop(columns=['turn', 'c']).head(n)

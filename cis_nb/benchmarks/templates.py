@@ -167,20 +167,20 @@ def templates_file(folder, task:str)->Path:
     packed = path.with_suffix('.json.gz')
     return packed if packed.exists() and not path.exists() else need_file(path, f'GeneCIS {task}', 'https://github.com/facebookresearch/genecis', 'CC BY-NC 4.0', '10 MB')
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #3c292379
-def _source(path)->str:
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #67341cea
+def _source(path, task)->str:
     "Where templates come from: the released file, a construction by rules, or unknown."
     digest = hashlib.sha256(unpacked(path)).hexdigest()[:16]
     if digest in RELEASED.values(): return 'released templates'
     rules = path.parent/'rules.json'
-    return f'templates {digest[:8]}' + (f', {json.loads(rules.read_text())["text"]}' if rules.exists() else '')
+    return f'templates {digest[:8]}' + (f', {read_json(rules)["text"][task]}' if rules.exists() else '')
 
 def _queries(templates, task)->pd.DataFrame:
     "Templates as the rows of a benchmark."
     rows = [(f'{task}-{i:04d}', R, c, [T], [T, *(g for g in G if g!=T)]) for i,(R,T,G,c) in enumerate(map(keys_of, templates))]
     return pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'targets', 'gallery'])
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #fbf4a6f8
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #ea581b82
 CROPS = dict(official='box + 0.7 to left and top', symmetric='box + 0.7 on all sides')
 
 def load_genecis(root, task:str, templates=None, crop_mode='official')->Benchmark:
@@ -192,7 +192,7 @@ def load_genecis(root, task:str, templates=None, crop_mode='official')->Benchmar
         with Image.open(files[name]) as im: return crop(im, box, mode=crop_mode) if box else im.convert('RGB')
     kept = 'kept' if any(r in g for r,g in zip(q.reference, q.gallery)) else 'not in gallery'
     whole = task.endswith('object')
-    protocol = Protocol(f'genecis/{task}', gallery=f'{gallery_size(task)} per query', reference=kept, split='test', crop='whole image' if whole else CROPS[crop_mode], extra=_source(path))
+    protocol = Protocol(f'genecis/{task}', gallery=f'{gallery_size(task)} per query', reference=kept, split='test', crop='whole image' if whole else CROPS[crop_mode], extra=_source(path, task))
     b = Benchmark('genecis', task, q, load, protocol)
     usable = {k for k in b.images if (p := parse_key(k))[0] in files and (p[1] is None or min(p[1][2:])>0)}
     stats = sorted({(n, files[n].stat().st_size, files[n].stat().st_mtime_ns) for n in (parse_key(k)[0] for k in usable)})

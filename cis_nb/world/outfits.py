@@ -5,11 +5,15 @@
 # %% auto #0
 __all__ = ['BITS', 'POSES', 'LAID_OUT', 'CATALOGUE', 'Piece', 'KINDS', 'INK', 'LIT', 'SHADED', 'EDGE', 'Cloth', 'TURNS',
            'COLOURS', 'PARTNERS', 'FIXED', 'PERIODS', 'PATTERNS', 'CATEGORIES', 'LAYERS', 'PRINT_SCALE', 'SUBTYPES',
-           'Subtype', 'NOUNS', 'ADJECTIVES', 'flat_cloth', 'mix', 'Dice', 'dots', 'outline', 'oval', 'fill', 'bones',
-           'stretch', 'limb', 'places', 'put', 'wanted', 'cut', 'cut_out', 'grow', 'stamp', 'weave', 'mixed', 'rgb',
-           'colours', 'dye', 'palette', 'tile', 'printed', 'wardrobe', 'pieces', 'middle', 'laid_out', 'Product',
-           'members', 'shown', 'dyes', 'period', 'plural', 'article', 'named', 'captions', 'Shelf', 'checked_size',
-           'simple_image']
+           'Subtype', 'NOUNS', 'ADJECTIVES', 'flat_cloth', 'PERSON', 'HAIR', 'SKINS', 'HAIRS', 'SOFT', 'Person',
+           'body_cloth', 'worn_cloth', 'PROPS', 'Place', 'NIGHT', 'PLACES', 'LEAVES', 'STEPS', 'HEIGHTS', 'prop_cloth',
+           'ground_shadow', 'mix', 'Dice', 'dots', 'outline', 'oval', 'fill', 'bones', 'stretch', 'limb', 'places',
+           'put', 'wanted', 'limbs', 'cut', 'cut_out', 'grow', 'stamp', 'weave', 'mixed', 'rgb', 'colours', 'dye',
+           'palette', 'tile', 'printed', 'wardrobe', 'pieces', 'middle', 'laid_out', 'Product', 'subtype', 'members',
+           'shown', 'dyes', 'period', 'plural', 'article', 'named', 'captions', 'Shelf', 'checked_size', 'simple_image',
+           'known', 'person', 'by_layer', 'weight', 'dressed', 'products', 'outfit', 'props', 'thing', 'wall', 'goods',
+           'backdrop', 'strew', 'stand', 'seen', 'complex_image', 'scene_of', 'look_caption', 'golden_hash',
+           'n_products']
 
 # %% ../../nbs/01b_world.outfits.ipynb #4d22f3e2
 import math, re
@@ -45,7 +49,7 @@ class Dice:
     def pick(self, items): return items[self.roll(len(items))]
     def between(self, low, high): return low + self.roll(high-low+1)
 
-# %% ../../nbs/01b_world.outfits.ipynb #c4691f6b
+# %% ../../nbs/01b_world.outfits.ipynb #fef412e3
 def dots(text:str)->list: # (x, y, pull) in 64ths of a unit
     "Read the points of an outline."
     xy = [(t[0]=='~', *t.strip('~').split(',')) for t in text.split()]
@@ -68,27 +72,33 @@ def outline(dots:list, closed:bool=True, steps:int=10)->list: # (x, y)
         out += [(((steps-t)**2*a + 2*t*(steps-t)*x + t*t*c)//steps**2, ((steps-t)**2*b + 2*t*(steps-t)*y + t*t*d)//steps**2) for t in range(1, steps)]
     return out
 
+@lru_cache(1<<14)
 def oval(x, y, rx, ry)->list: # all in 64ths
     "An ellipse: eight pulls."
     a,b = rx*53//128, ry*53//128
     return outline([(x+i, y+j, True) for i,j in ((-a,-ry),(a,-ry),(rx,-b),(rx,b),(a,ry),(-a,ry),(-rx,b),(-rx,-b))], steps=5)
 
-# %% ../../nbs/01b_world.outfits.ipynb #6002b973
-def fill(loop:np.ndarray,  # (n, 2) points in 64ths of a sample
+# %% ../../nbs/01b_world.outfits.ipynb #907f79ec
+def fill(points:np.ndarray,   # (n, 2) in 64ths of a sample: closed loops, one after the other
+         starts:np.ndarray,   # where each loop begins
          w:int, h:int)->np.ndarray: # (h, w) bool
-    "The samples whose middle lies inside a closed outline."
-    a, b = loop, np.roll(loop, -1, 0)
-    up = (a[:,1] > b[:,1])[:,None]
-    a, b = np.where(up, b, a), np.where(up, a, b)
-    first, last = (np.clip((p[:,1]+31)//64, 0, h) for p in (a,b))
+    "The samples whose middle lies inside one of the loops."
+    after = np.arange(1, len(points)+1)
+    after[np.append(starts[1:], len(points))-1] = starts
+    a, b = points, points[after]
+    clockwise = np.sign(np.add.reduceat(a[:,0]*b[:,1]-b[:,0]*a[:,1], starts))
+    into = np.where(a[:,1]<b[:,1], 1, -1)*np.repeat(clockwise, np.diff(np.append(starts, len(points))))
+    first, last = ((np.minimum(np.maximum(f(a[:,1], b[:,1])+31, 0)//64, h)) for f in (np.minimum, np.maximum))
     n = last - first                                            # rows that each edge crosses
     e = np.repeat(np.arange(len(n)), n)
-    row = np.arange(n.sum()) - np.repeat(np.cumsum(n)-n, n) + first[e]
-    x = a[e,0] - (64*row+32-a[e,1])*(a[e,0]-b[e,0])//(b[e,1]-a[e,1])   # rounded up
-    flips = np.bincount(row*(w+1) + np.clip((x+31)//64, 0, w), minlength=h*(w+1))
-    return (np.cumsum(flips.reshape(h, w+1), 1)[:,:w] & 1).astype(bool)
+    row = np.arange(len(e)) - np.repeat(np.cumsum(n)-n, n) + first[e]
+    run, rise = (b-a)[e].T
+    x = a[e,0] - (64*row+32-a[e,1])*-run//rise                    # rounded up
+    column = np.minimum(np.maximum((x+31)//64, 0), w)
+    steps = np.bincount(row*(w+1) + column, weights=into[e], minlength=h*(w+1))
+    return np.cumsum(steps.reshape(h, w+1), 1)[:,:w] != 0
 
-# %% ../../nbs/01b_world.outfits.ipynb #52823583
+# %% ../../nbs/01b_world.outfits.ipynb #1a8900f2
 POSES = dict(  # elbow, wrist of the left and right arm; knee, ankle of the left and right leg
     standing=((-36,124,-42,150), (36,124,42,150), (-13,190,-14,220), (13,190,14,220)),
     posing  =((-37,124,-44,150), (50,116,30,142), (-13,190,-16,220), (14,190,18,220)),
@@ -96,7 +106,7 @@ POSES = dict(  # elbow, wrist of the left and right arm; knee, ankle of the left
     walking =((-39,122,-48,146), (40,122,47,146), (-17,190,-24,218), (17,190,22,220)),
     cheering=((-38,122,-46,148), (47,82,42,50),   (-15,190,-22,218), (15,190,22,218)),
     shrugging=((-42,120,-56,142),(42,120,56,142), (-14,190,-17,220), (14,190,17,220)))
-LAID_OUT = ((-42,119,-57,146), (42,119,57,146), (-17,192,-22,222), (17,192,22,222))
+LAID_OUT = ((-44,121,-58,145), (44,121,58,145), (-17,192,-22,222), (17,192,22,222))
 
 def bones(pose)->dict: # name -> three joints in 64ths
     "Arms and legs of a pose, from shoulder and hip outwards."
@@ -148,7 +158,7 @@ def put(loop, place)->list:
     flip = -1 if mirrored else 1
     return [(64*x+(flip*a*v+b*u)//1024, 64*y+(b*v-flip*a*u)//1024) for a,b in loop]
 
-# %% ../../nbs/01b_world.outfits.ipynb #0158714e
+# %% ../../nbs/01b_world.outfits.ipynb #49177b60
 Piece = namedtuple('Piece', 'layer paint outlined loops')
 
 def wanted(line:str, words:set)->str: # '' if not wanted
@@ -156,12 +166,15 @@ def wanted(line:str, words:set)->str: # '' if not wanted
     *conditions, rest = line.split(': ')
     return rest.strip() if all(c.strip() in words for c in conditions) else ''
 
-def cut(verb:str, args:str, pose)->list: # lists of outlines
-    "The pieces that one verb cuts, before they are put in their places."
-    if verb in ('sleeve', 'leg'):
-        start, stop, w0, w1 = map(int, args.split())
-        arms = [l for k,l in bones(pose).items() if k.endswith(dict(sleeve='arm', leg='leg')[verb])]
-        return [limb(stretch(l, start, stop), w0, w1, start<=0 and verb=='sleeve', False) for l in arms]
+def limbs(verb:str, args:str, pose)->list: # lists of outlines
+    "Both sleeves or both legs."
+    start, stop, w0, w1 = map(int, args.split())
+    lines = [l for k,l in bones(pose).items() if k.endswith(dict(sleeve='arm', leg='leg')[verb])]
+    return [limb(stretch(l, start, stop), w0, w1, start<=0 and verb=='sleeve', False) for l in lines]
+
+@lru_cache(1<<12)
+def cut(verb:str, args:str)->list: # lists of outlines
+    "What one verb cuts, before it is put in its places."
     if verb.startswith('oval'):
         (x,y,_),(rx,ry,_) = dots(args)
         loops = [oval(x, y, rx+16, ry+16)]
@@ -186,12 +199,12 @@ def cut_out(text:str,        # pieces, one per line or separated by ';'
         z, line = line.split(None, 1) if line[0].isdigit() else (layer, line)
         paint, verb, args = line.split(None, 2)
         kind, verb = KINDS.match(verb).groups()
-        cuts = cut(verb or 'path', args, pose)
+        cuts = limbs(verb, args, pose) if verb in ('sleeve', 'leg') else cut(verb or 'path', args)
         for i,p in enumerate(places(kind, pose) if kind else [None]):
             out += [(i, Piece(int(z), paint.rstrip('-'), paint[-1]!='-', [put(l, p) for l in loops] if kind else loops)) for loops in cuts]
     return [p for _,p in sorted(out, key=lambda t: (t[1].layer, t[0]))]
 
-# %% ../../nbs/01b_world.outfits.ipynb #c13281b2
+# %% ../../nbs/01b_world.outfits.ipynb #1a3c27c6
 INK = (40, 30, 50)
 LIT, SHADED, EDGE = 0, 2, 9   # sixteenths of ink that are mixed into the colour
 Cloth = namedtuple('Cloth', 'x y slots weights')   # origin, [(paint, tone)], (h, w, paints+1) in 16ths: the last is "nothing"
@@ -207,13 +220,11 @@ def grow(m:np.ndarray, r:int)->np.ndarray:
         m = wide
     return m
 
-def stamp(labels, slots, piece, loops, edge, depth):
+def stamp(labels, slots, piece, points, starts, edge, depth):
     "Lay one piece on the samples: its outline, itself, its shaded lower right rim."
-    low, high = (np.array([f(l, 0) for l in loops]) for f in (np.min, np.max))
-    x, y = low.min(0)//64-edge-1
-    w, h = high.max(0)//64+edge+2-(x,y)
-    mask = np.zeros((h,w), bool)
-    for l in loops: mask |= fill(l-64*np.array((x,y)), w, h)
+    x, y = points.min(0)//64-edge-1
+    w, h = points.max(0)//64+edge+2-(x,y)
+    mask = fill(points-64*np.array((x,y)), starts, w, h)
     part, number = labels[y:y+h, x:x+w], lambda tone: slots.setdefault((piece.paint, tone), len(slots)+1)
     if not (edge and piece.outlined): part[mask] = number(LIT); return
     part[grow(mask, edge)] = number(EDGE)
@@ -222,7 +233,7 @@ def stamp(labels, slots, piece, loops, edge, depth):
     lit[:h-depth//2, :w-depth] = mask[depth//2:, depth:]
     part[mask & lit] = number(LIT)
 
-# %% ../../nbs/01b_world.outfits.ipynb #eb5d7e23
+# %% ../../nbs/01b_world.outfits.ipynb #53bee96d
 TURNS = {t: (round(1024*math.cos(math.radians(t))), round(1024*math.sin(math.radians(t)))) for t in range(-12, 13)}
 
 def weave(pieces,
@@ -234,14 +245,15 @@ def weave(pieces,
          )->Cloth:
     "Draw pieces of cloth, without colours yet."
     (c,s),k = TURNS[turn],size*zoom
-    loops = [[(np.array(l)@((c,s),(-s,c)))//1024*k//1024 for l in p.loops] for p in pieces]
+    points = [np.array([q for l in p.loops for q in l])@((c,s),(-s,c))//1024*k//1024 for p in pieces]   # now in 64ths of a sample
+    starts = [np.cumsum([0]+[len(l) for l in p.loops[:-1]]) for p in pieces]
     edge, shadow = -(-edge*size//64), shadow*size//64
-    points = np.concatenate([l for ls in loops for l in ls])//64
-    x, y = (points.min(0)-edge-2)//4
-    w, h = (points.max(0)+edge+shadow+6)//4 - (x,y)
+    low, high = np.min([q.min(0) for q in points], 0)//64, np.max([q.max(0) for q in points], 0)//64
+    x, y = (low-edge-2)//4
+    w, h = (high+edge+shadow+6)//4 - (x,y)
     labels, slots = np.zeros((4*h, 4*w), np.uint8), {}
     depth = min(max(2, 4*k//1024), 10*size//64)
-    for p,ls in zip(pieces, loops): stamp(labels, slots, p, [l-256*np.array((x,y)) for l in ls], edge, depth)
+    for p,q,s in zip(pieces, points, starts): stamp(labels, slots, p, q-256*np.array((x,y)), s, edge, depth)
     if shadow:
         dark = np.zeros(labels.shape, bool)
         dark[shadow:, shadow//2:] = labels[:-shadow, :labels.shape[1]-shadow//2]>0
@@ -251,7 +263,8 @@ def weave(pieces,
     counts = np.bincount((block*n+labels).ravel(), minlength=h*w*n).reshape(h, w, n)
     return Cloth(x, y, tuple(slots), np.roll(counts, -1, 2).astype(np.uint8))
 
-# %% ../../nbs/01b_world.outfits.ipynb #3c0d33b6
+# %% ../../nbs/01b_world.outfits.ipynb #8e577868
+@lru_cache(1<<16)
 def mixed(c, other, k:int)->tuple:
     "Colour `c` with `k` sixteenths of another."
     return tuple((a*(16-k)+b*k)>>4 for a,b in zip(c, other))
@@ -280,7 +293,7 @@ def dye(canvas:np.ndarray,  # (H, W, 3) uint8, is painted on
         second = colours([('b', cloth.slots[i][1]) for i in mains], palette, tint)
         u, v = (a-y)%len(print_), (c-x)%len(print_)
         share = np.tile(print_, (-(-(u+b-a)//len(print_)), -(-(v+d-c)//len(print_))))[u:u+b-a, v:v+d-c]
-        out += ((W[...,mains]*share[...,None]+8)>>4).astype(np.float32) @ (second-C[mains])
+        out += ((W[...,mains].astype(np.uint16)*share[...,None]+8)>>4).astype(np.float32) @ (second-C[mains])
     free = W[...,-1]
     canvas[a:b, c:d] = (out.astype(np.uint16) + free[...,None].astype(np.uint16)*canvas[a:b, c:d] + 8)>>4
     return slice(a,b), slice(c,d), free
@@ -351,13 +364,13 @@ def laid_out(name, cut, detail, size=64, share=57, turn=0, edge=4, shadow=5): # 
     moved = [p._replace(loops=[[(a-x, b-y) for a,b in l] for l in p.loops]) for p in pieces(name, cut, detail)]
     return weave(moved, zoom, size, edge, turn, shadow), zoom
 
-# %% ../../nbs/01b_world.outfits.ipynb #53c94ed3
+# %% ../../nbs/01b_world.outfits.ipynb #d2a21f3d
 wardrobe('Upper Body', '''
 = T-shirt | | pocket, heart, star
-a sleeve 0 46 22 22; b- sleeve 40 46 22 22; a body 0,98 ~9,97 11,88 25,91 ~30,93 29,104 25,113 ~23,136 25,157 ~12,160 0,160; s: d- body 0,90 ~8,89 10,89 ~8,97 0,97; b- body 0,102 ~13,101 14,88 10,88 ~9,97 0,97
+a sleeve 0 46 22 23; b- sleeve 39 46 23 23; a body 0,98 ~9,97 11,88 25,91 ~30,93 29,104 25,113 ~23,136 25,157 ~12,160 0,160; s: d- body 0,90 ~8,89 10,89 ~8,97 0,97; b- body 0,102 ~13,101 14,88 10,88 ~9,97 0,97
 pocket: b path 6,112 18,112 18,123 ~12,128 6,123; heart: b path 0,118 ~6,107 13,113 ~17,120 0,137 ~-17,120 -13,113 ~-6,107 0,118; star: b path 0,107 4,117 15,118 6,125 10,136 0,129 -10,136 -6,125 -15,118 -4,117
 = shirt | long-sleeved, short-sleeved | pocket, chest stripe
-long-sleeved: a sleeve 0 96 21 17; long-sleeved: b sleeve 90 100 17 18; short-sleeved: a sleeve 0 50 22 23; short-sleeved: b- sleeve 43 50 23 23
+long-sleeved: a sleeve 0 96 21 17; long-sleeved: b sleeve 90 100 17 18; short-sleeved: a sleeve 0 48 22 24; short-sleeved: b- sleeve 40 48 24 24
 a body 0,92 12,88 25,91 ~30,93 29,104 25,113 ~23,136 25,157 ~18,164 0,158; chest stripe: b- body 0,116 25,116 24,128 0,128; d- line 2 0,96 0,158; w- oval 0,108 2,2; w- oval 0,121 2,2; w- oval 0,134 2,2
 w- oval 0,147 2,2; pocket: b path 7,113 19,113 19,123 13,127 7,123; s: d- body 0,88 10,86 0,95; b both 1,97 11,84 17,92 9,105
 = sweater | crew-neck, turtleneck | patterned band
@@ -378,7 +391,7 @@ b both 0,98 ~4,83 12,84 ~20,91 16,101 ~6,106 0,98; ruffles: b- both 0,100 ~7,103
 bow: b oval 0,103 4,4
 ''')
 
-# %% ../../nbs/01b_world.outfits.ipynb #ea68cdc6
+# %% ../../nbs/01b_world.outfits.ipynb #8d805b57
 wardrobe('Lower Body', '''
 = trousers | | turn-ups, side stripes
 a leg 0 100 27 18; side stripes: b- leg 8 100 5 5; turn-ups: b leg 89 102 20 20; a body 0,140 23,140 ~27,152 27,166 ~16,172 0,176; b body 0,138 23,138 24,147 0,147
@@ -387,7 +400,7 @@ g- oval 0,143 2,2; d- line 2 0,148 0,170; d- lines 2 13,148 23,159
 a leg -6 98 26 39; b- leg 91 98 38 39; side stripes: b- leg 8 91 6 7; patch: b path 8,180 22,180 22,194 8,194; a body 0,136 23,136 ~27,150 29,168 ~14,172 0,174
 b body 0,134 22,134 23,145 0,145; w- both 5,136 10,136 10,143 5,143; d- line 2 0,146 0,170
 = shorts | | turn-ups, drawstring
-a leg -4 46 28 31; turn-ups: b leg 35 47 31 32; a body 0,140 23,140 ~27,152 28,168 ~16,173 0,174; b body 0,138 23,138 24,147 0,147; d- line 2 0,148 0,170
+a leg -4 52 28 32; turn-ups: b leg 41 53 31 33; a body 0,140 23,140 ~27,152 28,168 ~16,173 0,174; b body 0,138 23,138 24,147 0,147; d- line 2 0,148 0,170
 d- lines 2 14,150 24,159; drawstring: w lines 2 2,147 7,163
 = pencil skirt | | slit, buttons
 a body 0,140 22,140 ~28,156 27,172 ~25,190 22,204 ~10,207 0,207; slit: d- path 12,206 14,180 19,205; b body 0,138 22,138 23,147 0,147; buttons: w- oval 0,158 2,2
@@ -400,14 +413,14 @@ a body 0,140 22,140 ~30,166 41,212 ~20,219 0,219; tiers: b- body 0,166 29,163 31
 patch pocket: b path 8,157 21,157 22,172 ~15,177 7,172
 ''')
 
-# %% ../../nbs/01b_world.outfits.ipynb #ff8cae6b
+# %% ../../nbs/01b_world.outfits.ipynb #aec78a3c
 wardrobe('Whole Body', '''
 = summer dress | | bow, hem ruffle
 a body 0,110 ~8,108 11,104 13,89 18,89 ~18,106 24,112 ~21,126 19,140 ~34,164 43,192 ~20,199 0,199
 hem ruffle: b body 0,188 40,184 ~47,192 44,201 ~38,196 33,203 ~26,198 20,205 ~10,200 0,206; s: d- body 0,103 12,99 11,104 ~8,108 0,110; b body 0,135 19,135 20,143 0,144
 bow: b lines 4 2,142 10,160; bow: b both 0,139 15,129 ~20,139 15,150
 = shirt dress | | pockets, hem band
-a sleeve 0 60 22 23; b- sleeve 51 60 23 23; a body 0,92 12,88 25,91 ~30,93 29,104 25,113 ~22,126 21,140 ~30,160 35,198 ~17,204 0,203
+a sleeve 0 48 22 24; b- sleeve 40 48 24 24; a body 0,92 12,88 25,91 ~30,93 29,104 25,113 ~22,126 21,140 ~30,160 35,198 ~17,204 0,203
 hem band: b- body 0,187 33,185 35,198 ~17,204 0,203; d- line 2 0,96 0,202; w- oval 0,108 2,2; w- oval 0,124 2,2; w- oval 0,158 2,2; w- oval 0,174 2,2
 b body 0,135 21,135 21,143 0,144; s: d- body 0,88 10,86 0,95; b both 1,97 11,84 17,92 9,105; pockets: b both 10,158 25,157 27,171 ~18,176 11,172
 = evening gown | | sash, slit
@@ -424,29 +437,28 @@ a body 0,140 24,138 ~28,152 28,166 ~16,172 0,176; a body 0,111 17,111 18,128 ~20
 g- ovals 14,114 3,3; heart: b path 0,127 ~5,118 10,123 ~14,129 0,141 ~-14,129 -10,123 ~-5,118 0,127; d- line 2 0,150 0,170; d- lines 2 13,148 24,159
 ''')
 
-# %% ../../nbs/01b_world.outfits.ipynb #139c97b3
+# %% ../../nbs/01b_world.outfits.ipynb #9896041a
 wardrobe('Outwear', '''
 = coat | | fur collar, pocket flaps
-s: d body 0,87 12,87 10,200 0,200; a sleeve 0 97 25 22; b- sleeve 87 97 22 22; d both 3,92 9,90 9,206 5,206; a both 9,88 25,90 ~32,93 32,105 27,116 ~25,136 27,150 ~34,180 37,208 7,210 5,150 ~5,120 9,88
-b both 9,85 17,86 22,106 9,132 ~7,112 9,85; fur collar: b both 7,83 ~23,79 25,96 ~23,117 9,124 ~4,100 7,83; pocket flaps: b both 13,158 29,156 30,164 14,167; k- oval 10,142 3,3; k- oval 10,160 3,3
-= blazer | | pocket square, piping
-s: d body 0,87 12,87 8,160 0,160; a sleeve 0 97 24 20; d both 3,92 9,90 9,162 4,162; a both 9,88 26,90 ~32,93 31,105 27,116 ~23,136 29,170 ~20,176 8,168 4,144 ~5,120 9,88; piping: b- lines 3 9,92 5,144 8,167 20,173
-b both 9,85 17,86 24,108 17,111 19,116 5,142 ~6,112 9,85; pocket square: w path 16,118 25,116 25,124 16,125; d- lines 3 13,151 27,149; k- oval 8,148 3,3
+s: d body 0,87 12,87 16,200 0,200; a sleeve 0 97 25 22; b- sleeve 87 97 22 22; a both 9,88 25,90 ~32,93 32,105 27,116 ~25,136 27,150 ~34,180 38,208 15,210 12,150 ~9,120 9,88
+b both 9,85 17,86 23,106 12,132 ~9,112 9,85; fur collar: b both 8,83 ~23,79 26,96 ~24,117 12,124 ~7,100 8,83; pocket flaps: b both 17,158 31,156 32,164 18,167; k- oval 16,142 3,3; k- oval 17,162 3,3
+= blazer | | pocket square, piped edges
+s: d body 0,87 12,87 14,160 0,160; a sleeve 0 97 24 20; a both 9,88 26,90 ~32,93 31,105 27,116 ~23,136 29,170 ~24,176 17,168 11,144 ~8,120 9,88; piped edges: b- lines 3 10,92 11,144 17,167 24,173
+b both 9,85 17,86 25,108 19,111 21,116 11,142 ~9,112 9,85; pocket square: w path 17,118 25,116 25,124 17,125; d- lines 3 17,152 27,150; k- oval 15,147 3,3
 = bomber jacket | | badge, sleeve stripes
-s: d body 0,88 12,88 8,156 0,156; a sleeve 0 93 28 23; b sleeve 88 100 19 18; sleeve stripes: b- sleeve 36 52 27 26; d both 3,92 9,90 8,156 4,156
-a both 10,88 26,90 ~34,93 33,106 29,118 ~29,138 28,153 5,154 ~4,120 10,88; b both 4,151 28,150 ~29,157 27,163 4,164; b both 5,101 7,85 ~15,81 19,91 ~13,94 9,105; g- lines 2 6,105 5,152; d- lines 3 14,138 23,129
-badge: b oval 19,117 7,7
+s: d body 0,88 12,88 12,158 0,158; a sleeve 0 93 28 23; b sleeve 88 100 19 18; sleeve stripes: b- sleeve 36 52 27 26; a both 11,88 26,90 ~34,93 33,106 29,118 ~29,138 28,153 11,154 ~9,120 11,88
+b both 10,151 28,150 ~29,157 27,163 10,164; b both 8,101 8,85 ~17,81 21,91 ~16,94 13,105; g- lines 2 11,105 11,152; d- lines 3 16,138 23,129; badge: b oval 21,117 6,6
 = puffer jacket | | hood, yoke
-s: d body 0,88 12,88 8,160 0,160; a sleeve 0 34 32 31; a sleeve 32 66 31 30; yoke: b sleeve 0 34 32 31; a sleeve 64 99 30 26; hood: b both 3,100 ~3,79 18,79 ~34,87 25,102
-a both 6,147 31,146 ~37,150 34,161 ~30,167 5,167 ~4,156 6,147; a both 5,129 31,128 ~38,130 36,140 ~36,149 5,149 ~4,140 5,129; a both 5,111 30,110 ~38,112 36,122 ~37,131 5,131 ~4,120 5,111
-a both 8,88 26,89 ~36,93 36,104 ~37,113 6,113 ~4,100 8,88; yoke: b both 8,88 26,89 ~36,93 36,104 ~37,113 6,113 ~4,100 8,88; b both 5,103 6,83 ~16,81 18,91 ~13,96 8,105
+s: d body 0,88 12,88 12,160 0,160; a sleeve 0 34 32 31; a sleeve 32 66 31 30; yoke: b sleeve 0 34 32 31; a sleeve 64 99 30 26; hood: b both 5,100 ~5,79 18,79 ~34,87 25,102
+a both 12,147 31,146 ~37,150 34,161 ~30,167 11,167 ~9,156 12,147; a both 11,129 31,128 ~38,130 36,140 ~36,149 11,149 ~9,140 11,129; a both 11,111 30,110 ~38,112 36,122 ~37,131 11,131 ~9,120 11,111
+a both 10,88 26,89 ~36,93 36,104 ~37,113 11,113 ~8,100 10,88; yoke: b both 10,88 26,89 ~36,93 36,104 ~37,113 11,113 ~8,100 10,88; b both 8,103 8,83 ~18,81 20,91 ~15,96 12,105
 = cape | | clasp, hood
-0 a body 0,88 26,90 ~44,120 54,186 ~26,196 0,196; d both 4,92 9,90 12,182 8,188; a both 5,88 ~26,84 34,98 ~48,130 53,189 ~40,197 14,193 ~10,140 5,88; b- both 47,177 53,189 ~40,197 14,193 14,182 ~36,186 47,177
+0 a body 0,88 26,90 ~44,120 54,186 ~26,196 0,196; a both 5,88 ~26,84 34,98 ~48,130 53,189 ~42,197 23,193 ~22,140 5,88; b- both 47,177 53,189 ~42,197 23,193 23,182 ~40,186 47,177
 hood: b both 2,98 ~4,79 20,79 ~36,89 25,105; b both 2,97 10,85 ~19,87 21,97 ~12,104 4,104; clasp: g oval 0,99 6,6
 = gilet | | quilted lines, hood
-s: d body 0,88 12,88 8,160 0,160; d both 3,92 9,90 8,162 4,162; hood: b both 3,100 ~3,79 18,79 ~34,87 24,102; a both 8,88 22,89 ~21,104 28,116 ~26,138 29,161 ~16,167 5,165 ~4,120 8,88
-quilted lines: d- lines 2 5,119 28,119; quilted lines: d- lines 2 5,134 28,134; quilted lines: d- lines 2 5,149 28,149; b both 5,103 6,83 ~16,81 18,91 ~13,96 8,105; b- both 22,89 ~21,104 28,116 25,118 ~17,104 19,89
-g- lines 2 6,105 5,163; k- both 12,139 22,135 23,138 13,142
+s: d body 0,88 12,88 12,160 0,160; hood: b both 5,100 ~5,79 18,79 ~34,87 24,102; a both 10,88 22,89 ~21,104 28,116 ~26,138 29,161 ~18,167 11,165 ~9,120 10,88; quilted lines: d- lines 2 11,119 28,119
+quilted lines: d- lines 2 11,134 28,134; quilted lines: d- lines 2 11,149 28,149; b both 8,103 8,83 ~18,81 20,91 ~15,96 12,105; b- both 22,89 ~21,104 28,116 25,118 ~17,104 19,89; g- lines 2 11,105 11,163
+k- both 15,139 23,135 24,138 16,142
 ''')
 
 # %% ../../nbs/01b_world.outfits.ipynb #fe866ec1
@@ -489,7 +501,7 @@ knot: b path 14,88 30,82 30,98; a path -25,85 ~0,98 25,85 ~23,104 0,134 ~-23,104
 border: b- path -22,99 ~-12,116 0,134 ~12,116 22,99 18,97 ~9,112 0,125 ~-9,112 -18,97
 ''')
 
-# %% ../../nbs/01b_world.outfits.ipynb #da34e36d
+# %% ../../nbs/01b_world.outfits.ipynb #b5d0e9ee
 wardrobe('Waist', '''
 = belt | square-buckled, round-buckled, star-buckled | studs
 s: d path -22,141 ~-28,128 0,128 ~28,128 22,141 ~20,135 0,135 ~-20,135 -22,141; a path -23,138 ~0,145 23,138 ~25,145 23,151 ~0,158 -23,151 ~-25,145 -23,138
@@ -504,10 +516,10 @@ b oval 13,146 6,7
 s: d path -22,140 ~-28,126 0,126 ~28,126 22,140 ~0,134 -22,140; b path -23,138 ~0,144 23,138 ~24,142 23,146 ~0,152 -23,146
 a path -17,140 ~0,136 17,140 ~25,156 12,165 ~0,169 -12,165 ~-25,156 -17,140; d- line 2 -15,146 ~0,143 15,146; zip: g- line 3 -14,149 14,149
 patch: b path -7,151 7,151 7,162 -7,162
-= corset belt | | piping
+= corset belt | | piped edges
 s: d path -22,132 ~-27,122 0,122 ~27,122 22,132 ~0,132 -22,132
-a path -23,131 ~-12,126 0,132 ~12,126 23,131 ~20,142 24,156 ~12,161 0,167 ~-12,161 -24,156 ~-20,142 -23,131; piping: b- lines 3 14,130 14,160; d- line 6 0,133 0,164
-w- lines 2 -5,138 5,145; w- lines 2 -5,147 5,154; b line 3 -23,131 ~-12,126 0,132 ~12,126 23,131
+a path -23,131 ~-12,126 0,132 ~12,126 23,131 ~20,142 24,156 ~12,161 0,167 ~-12,161 -24,156 ~-20,142 -23,131; piped edges: b- lines 3 14,130 14,160
+d- line 6 0,133 0,164; w- lines 2 -5,138 5,145; w- lines 2 -5,147 5,154; b line 3 -23,131 ~-12,126 0,132 ~12,126 23,131
 ''')
 
 # %% ../../nbs/01b_world.outfits.ipynb #1ce94f39
@@ -578,7 +590,7 @@ d- holdline 2 -23,27 ~0,35 23,27; d- holdline 2 -20,38 ~0,46 20,38; flower: w ho
 scalloped lining: b hold -26,15 ~0,22 26,15 ~25,23 18,29 ~12,23 6,31 ~0,24 -6,31 ~-12,23 -18,29 ~-25,23 -26,15
 ''')
 
-# %% ../../nbs/01b_world.outfits.ipynb #12146f06
+# %% ../../nbs/01b_world.outfits.ipynb #ecf0d1ea
 class Product:
     "What the integer `id` makes; `fixed` attributes are not thrown: `Product(7, pattern='striped')`."
     FIXABLE = ('category', 'subtype', 'cut', 'colors', 'pattern', 'scale', 'detail', 'lot')
@@ -587,7 +599,7 @@ class Product:
         if unknown := set(fixed)-set(self.FIXABLE): raise ValueError(f'a product has no {sorted(unknown)[0]!r}; attributes: {", ".join(self.FIXABLE)}')
         self.id, self.fixed = int(id), fixed
         throw = lambda what: Dice('product', what, self.id)
-        if 'subtype' in fixed: kind = SUBTYPES[fixed['subtype']]
+        if 'subtype' in fixed: kind = subtype(fixed['subtype'])
         else: kind = throw('subtype').pick(members(fixed.get('category') or CATEGORIES[id%10]))
         self.subtype, self.category = kind.name, kind.category
         self.cut = fixed.get('cut', throw('cut').pick(kind.cuts or ('',)))
@@ -603,7 +615,12 @@ class Product:
     def __hash__(self): return hash(self.shown())
     def __repr__(self): return f'Product({self.id}: {self.caption})'
 
-# %% ../../nbs/01b_world.outfits.ipynb #d025e2dd
+# %% ../../nbs/01b_world.outfits.ipynb #4feb899b
+def subtype(name:str)->Subtype:
+    "A sub-type by its name."
+    if name not in SUBTYPES: raise ValueError(f'no sub-type {name!r}; there are: {", ".join(SUBTYPES)}')
+    return SUBTYPES[name]
+
 @lru_cache(None)
 def members(category:str)->tuple:
     "The sub-types of a category."
@@ -628,7 +645,7 @@ def period(p)->int:
 Product.shown, Product.palette, Product.period = shown, property(dyes), property(period)
 Product.details = property(lambda p: tuple(d for d in (p.cut, p.detail) if d))
 
-# %% ../../nbs/01b_world.outfits.ipynb #8ef7fe86
+# %% ../../nbs/01b_world.outfits.ipynb #9ab0c1f7
 NOUNS = dict(striped='stripes', pinstriped='vertical stripes', diagonal='diagonal stripes', checked='checks', dotted='dots', zigzag='zigzags', diamond='diamonds', floral='flowers')
 ADJECTIVES = dict(diagonal='diagonally striped', diamond='diamond-patterned')
 
@@ -644,7 +661,7 @@ def captions(p:Product)->tuple: # two sentences
     main, second = p.colors[0], (p.colors[1:] or ('',))[0]
     extra = [f"{'small' if p.scale=='small' else 'large'} {second} {NOUNS[p.pattern]}"] if p.pattern!='plain' else [f'{second} details'] if second else []
     extra += [article(p.detail)] if p.detail else []
-    full = named(p.subtype, (p.cut, main)) + (f" with {' and '.join(extra)}" if extra else '')
+    full = named(p.subtype, (main, p.cut)) + (f" with {' and '.join(extra)}" if extra else '')
     look = ADJECTIVES.get(p.pattern, p.pattern)
     shop = named(p.subtype, (look, p.cut)) + f" in {main}{' and '+second if second else ''}" + (f', with {article(p.detail)}' if p.detail else '')
     return full, shop
@@ -676,3 +693,296 @@ def simple_image(product:Product, size:int=64, seed:int=0)->Image.Image:
     canvas = np.full((size, size, 3), 255, np.uint8)
     dye(canvas, cloth, product.palette, size//2+dx*size//64, size//2+dy*size//64, printed(product.pattern, product.period, zoom, size))
     return Image.fromarray(np.ascontiguousarray(canvas[:,::-1]) if mirrored else canvas)
+
+# %% ../../nbs/01b_world.outfits.ipynb #a6e8b971
+PERSON = '''
+1 S body 0,80 8,80 8,88 ~20,89 25,93 ~28,100 23,112 ~20,128 20,140 ~26,152 25,166 ~12,176 0,176
+1 S leg 0 100 19 13; 1 S foot -7,-4 7,-4 ~8,6 14,8 ~21,10 21,17 -8,17 ~-9,6 -7,-4; 1 S sleeve 0 100 15 12
+shorts: 2 u leg -2 24 22 23; shorts: 2 u body 0,146 22,146 ~27,156 26,168 ~12,174 0,174; vest: 2 u body 0,102 ~9,100 11,89 20,89 ~19,108 24,114 ~21,136 23,154 ~12,158 0,158
+12 S handoval 0,6 8,8
+14 S ovals 27,56 5,6; 14 S path ~-28,22 ~28,22 ~30,62 ~18,81 ~-18,81 ~-30,62; 14 c- ovals 17,66 6,4; 14 k- oval -10,58 3,4; 14 k- oval 10,58 3,4; 14 w- oval -9,56 1,1; 14 w- oval 11,56 1,1
+14 k- line 2 -6,69 ~0,75 6,69; glasses: 14 k- lines 1 10,51 ~17,51 17,58 ~17,66 10,66 ~3,66 3,58 ~3,51 10,51; glasses: 14 k- line 1 -3,57 3,57
+'''
+HAIR = dict(
+    short='15 H path -28,50 ~-34,16 0,15 ~34,16 28,50 ~28,38 20,34 ~4,38 -8,30 ~-14,40 -24,40 ~-28,42 -28,50',
+    bob='0 H path ~-38,14 ~38,14 ~40,86 ~22,86 ~-22,86 ~-40,86; 15 H path -30,60 ~-36,14 0,14 ~36,14 30,60 ~27,42 22,38 ~0,44 -22,38 ~-27,42 -30,60',
+    long='0 H path -30,40 ~-36,10 0,12 ~36,10 32,40 ~34,90 40,120 ~30,128 22,120 -22,120 ~-30,128 -40,120 ~-34,90 -30,40; 15 H path -29,60 ~-36,14 0,14 ~36,14 29,60 ~26,40 6,28 ~-10,44 -24,42 ~-28,46 -29,60',
+    bun='0 H oval 0,10 13,12; 15 H path -28,52 ~-34,16 0,16 ~34,16 28,52 ~26,36 0,34 ~-26,36 -28,52',
+    curly='0 H ovals 24,30 15,15; 0 H ovals 31,50 12,13; 0 H oval 0,20 20,14; 0 H ovals 29,66 10,10; 15 H ovals 25,36 7,9; 15 H ovals 12,25 13,10; 15 H oval 0,22 12,10',
+    ponytail='0 H path 20,26 ~46,20 50,50 ~52,80 40,98 ~38,70 30,50; 15 H path -28,52 ~-34,14 0,14 ~34,14 28,50 ~24,34 8,32 ~-14,44 -24,42 ~-28,44 -28,52; 15 b oval 30,30 5,5',
+    braids='0 H path ~-34,14 ~34,14 ~34,60 ~-34,60; 11 H ovals 31,76 7,8; 11 H ovals 33,88 7,8; 11 H ovals 34,100 6,8; 11 H both 30,110 38,110 37,120 32,120; 11 b ovals 34,108 4,4; 15 H path -29,56 ~-35,15 0,15 ~35,15 29,56 ~27,40 2,31 -2,31 ~-27,40 -29,56',
+    beard='14 H path -29,58 ~-27,73 -15,71 ~0,66 15,71 ~27,73 29,58 ~34,80 18,90 ~0,98 -18,90 ~-34,80 -29,58; 14 #c8605a- line 3 -5,76 ~0,80 5,76; 15 H path -28,50 ~-33,16 0,16 ~33,16 28,50 ~26,38 18,34 ~0,38 -18,34 ~-26,38 -28,50')
+SKINS = ((255,224,196), (248,208,172), (232,184,142), (206,150,108), (164,110,76), (120,78,56))
+HAIRS = ((48,38,40), (84,56,42), (132,84,50), (196,138,70), (238,202,116), (190,84,46), (176,176,184), (232,228,224))
+SOFT = ((236,150,130), (244,196,120), (160,196,140), (130,190,200), (150,170,220), (190,160,210), (240,180,200), (214,190,160), (230,226,214))
+
+# %% ../../nbs/01b_world.outfits.ipynb #bf6c63db
+Person = namedtuple('Person', 'pose zoom hair glasses palette')
+
+def known(name, names, what):
+    "`name`, if there is such a thing."
+    if name not in names: raise ValueError(f'no {what} {name!r}; there are: {", ".join(names)}')
+    return name
+
+def person(seed:int, pose='')->Person:
+    "Who it is, and how they stand: thrown from a seed."
+    d = Dice('person', seed)
+    skin, hair = d.pick(SKINS), d.pick(HAIRS)
+    pal = dict(FIXED, S=skin, H=hair, c=mixed(skin, (255,90,90), 6), u=(236,232,226), b=d.pick(SOFT))
+    return Person(known(pose or d.pick(list(POSES)), POSES, 'pose'), d.between(14, 16), d.pick(list(HAIR)), not d.roll(6), pal)
+
+def by_layer(pieces, zoom, size)->list: # (layer, Cloth)
+    "One cloth for each layer."
+    return [(z, weave([p for p in pieces if p.layer==z], zoom, size)) for z in sorted({p.layer for p in pieces})]
+
+def weight(layers): return sum(c.weights.nbytes for _,c in layers)
+
+body_cloth = Shelf(lambda pose, zoom, hair, words, size: by_layer(cut_out(PERSON+HAIR[hair], POSES[pose], words), zoom, size), weight)
+worn_cloth = Shelf(lambda name, cut, detail, pose, zoom, size: by_layer(pieces(name, cut, detail, POSES[pose]), zoom, size), weight)
+
+def dressed(who:Person, products, size:int)->list: # (layer, cloth, palette, print, number) from back to front
+    "A person (number 0) and everything they wear (1, 2, …), ready to be dyed."
+    worn = {p.category for p in products}
+    words = tuple(w for w,there in dict(glasses=who.glasses, vest=not worn & {'Upper Body', 'Whole Body'}, shorts=not worn & {'Lower Body', 'Whole Body'}).items() if there)
+    out = [(z, c, who.palette, None, 0) for z,c in body_cloth(who.pose, who.zoom, who.hair, words, size)]
+    for i,p in enumerate(products, 1):
+        pal, print_ = dict(p.palette, S=who.palette['S']), printed(p.pattern, p.period, who.zoom, size)
+        out += [(z, c, pal, print_, i) for z,c in worn_cloth(p.subtype, p.cut, p.detail, who.pose, who.zoom, size)]
+    return sorted(out, key=lambda t: t[0])
+
+# %% ../../nbs/01b_world.outfits.ipynb #2451e289
+def products(n:int, seed:int=0, categories=CATEGORIES)->list:
+    "`n` products thrown from a seed; the first ones are the same for any `n`."
+    d = Dice('products', seed)
+    for c in categories: members(c)   # an unknown category is an error here
+    return [Product(10*(d.roll(1<<30)<<30 | d.roll(1<<30)) + CATEGORIES.index(d.pick(list(categories)))) for _ in range(n)]
+
+def outfit(seed:int)->list: # 3-6 products
+    "What somebody wears."
+    d = Dice('outfit', seed)
+    worn = ['Whole Body', 'Feet'] if d.roll(3)==0 else ['Lower Body', 'Upper Body', 'Feet']
+    more = ['Outwear', 'Head', 'Neck', 'Waist', 'Hands', 'Bags']
+    for _ in range(d.between(1, 3)):
+        c = d.pick(more); more.remove(c); worn.append(c)
+        if c in ('Outwear', 'Waist'): more = [m for m in more if m not in ('Outwear', 'Waist')]
+    return [products(1, mix('worn', seed, c), (c,))[0] for c in worn]
+
+# %% ../../nbs/01b_world.outfits.ipynb #0cf69888
+PROPS = {}   # name -> text
+def props(text):
+    "Add things that stand about; their origin is the middle of their foot."
+    for part in text.strip().split('= ')[1:]: PROPS.__setitem__(*part.split('\n', 1))
+
+props('''
+= tree
+#9a6b4a path -6,0 -5,-40 5,-40 6,0; a oval 0,-70 34,36; a ovals 20,-50 20,20; h oval -10,-84 14,11
+= pine
+#8a6248 path -4,0 -4,-14 4,-14 4,0; a path -30,-12 0,-56 30,-12; a path -25,-34 0,-76 25,-34; a path -19,-58 0,-94 19,-58; w path -8,-80 0,-94 8,-80 3,-77 0,-81 -4,-77
+= house
+a path -34,0 -34,-92 34,-92 34,0; d path -40,-90 -28,-118 28,-118 40,-90; w path -24,-78 -8,-78 -8,-56 -24,-56; w path 8,-78 24,-78 24,-56 8,-56
+#9fd0ea path -22,-76 -10,-76 -10,-58 -22,-58; #9fd0ea path 10,-76 22,-76 22,-58 10,-58; #7a5a4c path -9,0 -9,-32 ~0,-42 9,-32 9,0; w path 16,-34 28,-34 28,-14 16,-14; #9fd0ea path 18,-32 26,-32 26,-16 18,-16
+= shopfront
+a path -40,0 -40,-104 40,-104 40,0; w path -32,-6 -32,-44 6,-44 6,-6; #bfe3ee path -29,-9 -29,-41 3,-41 3,-9; #6d5148 path 12,0 12,-44 32,-44 32,0; b path -42,-64 42,-64 46,-46 -46,-46
+w path -28,-64 -14,-64 -16,-46 -31,-46; w path 0,-64 14,-64 15,-46 -1,-46; w path 28,-64 42,-64 46,-46 30,-46; w path -26,-94 -8,-94 -8,-74 -26,-74; w path 8,-94 26,-94 26,-74 8,-74
+= tower
+a path -24,0 -24,-140 24,-140 24,0; #ffe9a0 path -16,-130 -6,-130 -6,-118 -16,-118; #ffe9a0 path 6,-130 16,-130 16,-118 6,-118; #ffe9a0 path -16,-106 -6,-106 -6,-94 -16,-94
+#ffe9a0 path 6,-82 16,-82 16,-70 6,-70; #ffe9a0 path -16,-58 -6,-58 -6,-46 -16,-46; #ffe9a0 path 6,-106 16,-106 16,-94 6,-94
+= cloud
+w oval 0,0 20,14; w ovals 18,6 16,10; w oval -6,-6 12,12
+= sun
+#fff0bc oval 0,0 26,26; #ffd968 oval 0,0 18,18
+''')
+
+# %% ../../nbs/01b_world.outfits.ipynb #de656a53
+props('''
+= moon
+#fff4c8 oval 0,0 16,16; #e9dca8 oval 5,-4 4,4; #e9dca8 oval -5,5 3,3
+= star
+#fff4c8 path 0,-6 2,-2 6,0 2,2 0,6 -2,2 -6,0 -2,-2
+= mountain
+#96a6c8 path -90,0 -20,-84 0,-66 22,-92 96,0; w path -38,-62 -20,-84 0,-66 22,-92 44,-66 30,-70 20,-60 8,-66 -2,-52 -16,-66 -26,-58
+= palm
+#b08458 path -6,0 ~-10,-50 4,-88 10,-86 ~0,-50 6,0; a path 6,-86 ~-20,-120 -44,-80 ~-20,-96 6,-86; a path 6,-86 ~40,-120 56,-76 ~30,-96 6,-86
+a path 6,-86 ~-30,-96 -34,-56 ~-14,-80 6,-86; a path 6,-86 ~40,-92 40,-50 ~22,-78 6,-86; #8a5c3c oval 4,-84 6,6
+= boat
+w path 0,-10 0,-52 26,-12; a path -3,-10 -3,-42 -20,-12; #a8654a path -28,-8 30,-8 ~22,4 16,4 -16,4 ~-24,2 -28,-8
+= parasol
+#d8d2c8 path -2,0 -2,-84 2,-84 2,0; a path -44,-70 ~-40,-110 0,-110 ~40,-110 44,-70 ~30,-78 22,-70 ~10,-78 0,-70 ~-10,-78 -22,-70 ~-30,-78 -44,-70
+w- path -22,-70 ~-20,-104 0,-110 ~-2,-90 0,-70 ~-10,-78 -22,-70; w- path 22,-70 ~26,-100 0,-110 ~36,-112 44,-70 ~30,-78 22,-70
+= window
+w path -30,0 -30,-64 30,-64 30,0; #a9d8f0 path -26,-4 -26,-60 -2,-60 -2,-4; #a9d8f0 path 2,-4 2,-60 26,-60 26,-4; w oval 12,-24 9,5; a path -38,-68 -38,4 ~-22,-20 -20,-68; a path 38,-68 38,4 ~22,-20 20,-68
+d path -40,-72 40,-72 40,-67 -40,-67
+= picture
+d path -20,0 -20,-30 20,-30 20,0; w path -17,-3 -17,-27 17,-27 17,-3; a path -14,-5 ~-6,-20 0,-10 ~8,-24 14,-5; #ffd968 oval 8,-21 3,3
+= bookcase
+#b98a5e path -32,0 -32,-110 32,-110 32,0; #8a6244 path -28,-78 -28,-106 28,-106 28,-78; #8a6244 path -28,-42 -28,-72 28,-72 28,-42; #8a6244 path -28,-6 -28,-36 28,-36 28,-6; a path -26,-78 -26,-100 -18,-100 -18,-78
+b path -16,-78 -16,-104 -9,-104 -9,-78; w path -7,-78 -7,-98 2,-98 2,-78; a path 10,-78 16,-102 23,-100 17,-78; b path -26,-42 -26,-66 -16,-66 -16,-42; a path 4,-42 4,-68 12,-68 12,-42; w path 14,-42 14,-64 24,-64 24,-42; a oval -12,-15 9,9; b path 6,-6 6,-30 24,-30 24,-6
+= rail
+#8d8f9a line 4 -46,60 -46,-30 46,-30 46,60
+= shelf
+#b98a5e path -46,22 46,22 46,28 -46,28; #8f6a45 path -36,28 -32,28 -36,40; #8f6a45 path 36,28 32,28 36,40
+''')
+
+# %% ../../nbs/01b_world.outfits.ipynb #fa895660
+props('''
+= table
+#7b5b4b path -3,0 -3,-40 3,-40 3,0; #7b5b4b path -18,2 -18,-3 18,-3 18,2; a oval 0,-44 30,8; w path -8,-46 -10,-58 8,-58 6,-46; w line 3 8,-56 ~14,-52 7,-49; #7a4a34- oval -1,-58 8,2
+= lamp
+k path -3,0 -3,-150 3,-150 3,0; k path -8,0 -6,-10 6,-10 8,0; #ffe9a0 path -9,-150 -13,-172 13,-172 9,-150; k path -15,-171 0,-184 15,-171
+= bush
+a oval 0,-16 34,20; a- ovals 20,-12 18,14; h- oval -12,-24 10,7; b- oval 10,-22 4,4; b- oval -16,-12 4,4; b- oval 24,-10 4,4; b- oval -2,-30 4,4
+= pot
+#4f9e5c path 0,-24 ~-34,-40 -30,-66 ~-10,-56 0,-24; #4f9e5c path 0,-24 ~34,-40 30,-66 ~10,-56 0,-24; #6cb86a path 0,-22 ~-14,-60 0,-80 ~14,-60 0,-22; a path -18,-26 18,-26 13,0 -13,0; a path -21,-32 21,-32 21,-24 -21,-24
+= dog
+a path 18,-22 ~34,-34 32,-44 ~26,-34 16,-30; a path -14,0 -14,-20 ~-18,-36 4,-32 ~20,-34 20,-18 20,0 13,0 12,-12 -6,-12 -7,0; a path -34,-40 ~-34,-56 -18,-54 ~-6,-54 -6,-40 ~-8,-26 -18,-27 ~-32,-24 -34,-40
+d path -12,-54 ~0,-56 0,-38 ~-6,-32 -11,-44; w- oval -26,-34 8,6; k- oval -32,-37 3,3; k- oval -23,-44 2,3; b line 4 -20,-26 ~-12,-24 -7,-30
+= cat
+a line 7 14,-8 ~32,-8 28,-34; a path -14,0 ~-18,-34 0,-36 ~18,-34 16,0; a path -17,-52 -18,-70 -8,-64 8,-64 18,-70 17,-52 ~16,-36 0,-36 ~-16,-36 -17,-52; w- oval 0,-12 7,10; k- ovals 7,-53 2,3; #f58a9a- oval 0,-47 2,1
+b- path -12,-38 ~0,-32 12,-38 12,-34 ~0,-28 -12,-34
+= balloons
+k- line 1 0,0 -10,-96; k- line 1 0,0 12,-110; k- line 1 0,0 0,-128; a oval -12,-112 14,17; b oval 14,-122 14,17; #f7cc4c oval 0,-144 14,17; h- oval -16,-118 3,5
+= snowman
+w oval 0,-20 24,22; w oval 0,-54 17,16; k- ovals 6,-57 2,2; #f08a3c path 0,-53 -14,-50 0,-48; a path -15,-44 ~0,-36 15,-44 16,-38 ~0,-30 -16,-38; k path -16,-66 16,-66 16,-70 10,-70 10,-84 -10,-84 -10,-70 -16,-70; k- oval 0,-24 2,2; k- oval 0,-14 2,2
+= flowers
+#5aa860 line 3 -20,0 -22,-22; #5aa860 line 3 0,0 0,-32; #5aa860 line 3 20,0 24,-24; a oval -22,-26 8,8; b oval 0,-36 9,9; a oval 24,-28 8,8; #ffd968- oval -22,-26 3,3; #ffd968- oval 0,-36 4,4; #ffd968- oval 24,-28 3,3
+= fence
+w path -40,-34 40,-34 40,-28 -40,-28; w path -40,-16 40,-16 40,-10 -40,-10; w path -36,0 -36,-38 -30,-46 -24,-38 -24,0; w path -6,0 -6,-38 0,-46 6,-38 6,0; w path 24,0 24,-38 30,-46 36,-38 36,0
+= postbox
+#d6463f path -16,0 -16,-66 ~-16,-80 0,-80 ~16,-80 16,-66 16,0; k- path -9,-62 9,-62 9,-57 -9,-57; w- path -9,-50 9,-50 9,-36 -9,-36
+= sledge
+#b5763f path -34,-18 34,-18 34,-12 -34,-12; k line 3 -38,-2 30,-2 ~42,-4 38,-18; #b5763f line 4 -22,-12 -22,-4; #b5763f line 4 20,-12 20,-4
+= bucket
+w line 2 -13,-24 ~0,-44 13,-24; a path -14,-24 14,-24 10,0 -10,0; b- path -14,-24 14,-24 13,-17 -13,-17
+''')
+
+# %% ../../nbs/01b_world.outfits.ipynb #4927a154
+Place = namedtuple('Place', 'phrase sky ground horizon behind above front tint sea', defaults=(((0,0,0),0), None))
+NIGHT = ((34,40,96), 4)
+PLACES = dict(
+    street=Place('in a street', ('#cfe8f5','#fdf3e3'), ('#d9d2c8','#c9bfb2'), 176, ('house','shopfront','house','tree'), ('cloud','cloud'), ('lamp','dog','cat','postbox','flowers','balloons','pot')),
+    park=Place('in a park', ('#bfe3f7','#f2f9ea'), ('#b7dc92','#93c678'), 160, ('tree','tree','tree'), ('cloud','sun'), ('bush','dog','flowers','fence','cat','balloons')),
+    beach=Place('on the beach', ('#aee3f5','#fdf4dc'), ('#f6e2b4','#eccf94'), 168, ('palm','boat','parasol','boat'), ('sun','cloud'), ('bucket','parasol','dog','balloons'), sea='#7cc8dc'),
+    snow=Place('in the snow', ('#c9d9f2','#f4f4fb'), ('#ffffff','#dfe8f5'), 168, ('mountain','pine','pine','pine'), ('cloud','cloud'), ('snowman','sledge','dog','lamp')),
+    home=Place('at home', ('#f6e3cf','#f2d8c2'), ('#d3a678','#bf9066'), 186, ('window','bookcase','picture'), (), ('pot','cat','dog','table')),
+    shop=Place('in a shop', ('#f3edf6','#e8dff0'), ('#d8cbbd','#c8b8a8'), 190, ('rail','shelf'), (), ('pot','flowers','cat')),
+    cafe=Place('outside a cafe', ('#dff0ea','#fbf0de'), ('#e2c7a8','#d0b08e'), 176, ('shopfront','shopfront','tree'), ('cloud',), ('table','pot','cat','flowers')),
+    night=Place('in the city at night', ('#2b3566','#6d6aa0'), ('#6d6a86','#585672'), 176, ('tower','tower','house','tower'), ('moon','star','star','star'), ('lamp','cat','dog','postbox'), NIGHT))
+LEAVES = ((120,178,96), (146,190,100), (96,160,110), (180,190,96), (224,160,84), (232,140,150))
+STEPS = dict(house=74, shopfront=86, tree=72, tower=56, palm=96, boat=70, parasol=90, pine=50, mountain=96, window=96, bookcase=84, picture=64, rail=116, shelf=116)
+HEIGHTS = dict(window=116, picture=98, shelf=74, rail=84)   # things that hang on a wall
+
+prop_cloth = Shelf(lambda name, zoom, size, edge: weave(cut_out(PROPS[name]), zoom, size, edge), lambda c: c.weights.nbytes)
+
+def thing(canvas, name, zoom, size, edge, d, x, y, tint)->tuple:
+    "Put a prop in colours of its own; x, y in pixels."
+    leafy, furry = name in ('tree','pine','palm','bush'), name in ('dog','cat')
+    main = d.pick(LEAVES if leafy else HAIRS if furry else tuple(COLOURS.values()) if edge else SOFT)
+    pal = palette(main, d.pick(SOFT if not edge else tuple(COLOURS.values())))
+    return dye(canvas, prop_cloth(name, zoom, size, edge), pal, x, y, tint=tint)
+
+# %% ../../nbs/01b_world.outfits.ipynb #1173ce47
+@lru_cache(256)
+def wall(top:str, bottom:str, h:int)->np.ndarray: # (h, 1, 3)
+    "A gradient."
+    k = np.arange(h)[:,None,None]
+    return ((np.array(rgb(top))*(h-k) + np.array(rgb(bottom))*k)//h).astype(np.uint8)
+
+def goods(canvas, d, name, size, x, y, tint):
+    "Three small products on a rail or a shelf of the shop."
+    for p in products(3, d.roll(1<<30), ('Upper Body','Outwear','Whole Body') if name=='rail' else ('Bags','Head','Feet')):
+        cloth, zoom = flat_cloth(p.subtype, p.cut, p.detail, size, 9, 0, 2, 0)
+        x += 28*size//256
+        dye(canvas, cloth, p.palette, x-56*size//256, y-(6 if name=='rail' else -4)*size//256, printed(p.pattern, p.period, zoom, size), tint)
+
+def backdrop(d:Dice, place:str, size:int, width:int=0)->np.ndarray: # (size, width, 3) uint8
+    "A place without people."
+    s, width, px = PLACES[place], width or size, lambda u: u*size//256
+    horizon = px(s.horizon + d.between(-8, 8))
+    canvas = np.empty((size, width, 3), np.uint8)
+    canvas[:horizon], canvas[horizon:] = wall(*s.sky, horizon), wall(*s.ground, size-horizon)
+    haze = (rgb(s.sky[1]), 5)
+    for name in s.above*(width//size): thing(canvas, name, d.between(14,20), size, 0, d, d.roll(width), px(d.between(20,76)), (haze[0],2))
+    if s.sea: canvas[horizon-px(34):horizon], canvas[horizon:horizon+max(1,px(3))] = rgb(s.sea), 255
+    x, i = d.between(-10, 40), 0
+    while px(x)<width+px(30):
+        name = s.behind[i%len(s.behind)] if d.roll(3) else d.pick(s.behind)
+        y = px(HEIGHTS[name]) if name in HEIGHTS else horizon-px(14) if name=='boat' else horizon+px(d.between(0,5))
+        thing(canvas, name, d.between(14,18), size, 0, d, px(x), y, haze)
+        if name in ('rail','shelf'): goods(canvas, d, name, size, px(x), y, haze)
+        x, i = x + STEPS[name] + d.between(0,16), i+1
+    return canvas
+
+# %% ../../nbs/01b_world.outfits.ipynb #005c0889
+def strew(canvas, owner, d, place, size, x, tint):
+    "Something in front of the person at column `x`, where it hides no product by more than half."
+    name, whole = d.pick(PLACES[place].front), np.bincount(owner.ravel(), minlength=256)
+    for _ in range(3):
+        trial, at = canvas.copy(), x + (1 if d.roll(2) else -1)*d.between(30,64)*size//256
+        rows, cols, free = thing(trial, name, 16, size, 3, Dice('front', d.state), at, 250*size//256, tint)
+        left = owner.copy()
+        left[rows, cols][free<8] = 0
+        if (2*np.bincount(left.ravel(), minlength=256)[1:]>=whole[1:]).all():
+            canvas[:], owner[:] = trial, left
+            return
+
+def stand(canvas, owner, who, products, size, x, tint):
+    "Paint a dressed person at column `x`, with a shadow on the ground."
+    y = 248*size//256 - 240*who.zoom*size//4096
+    dye(canvas, ground_shadow(who.zoom, size), dict(k=mixed(tuple(canvas[min(size-1, 250*size//256), min(canvas.shape[1]-1, max(0, x))].tolist()), INK, 5)), x, y)
+    for _,cloth,pal,print_,number in dressed(who, products, size):
+        rows, cols, free = dye(canvas, cloth, pal, x, y, print_, tint)
+        owner[rows, cols][free<8] = number
+
+ground_shadow = lru_cache(256)(lambda zoom, size: weave(cut_out('k- oval 0,239 38,6'), zoom, size))
+
+def seen(owner, n)->list: # (left, top, right, bottom) or None, right and bottom exclusive
+    "The boxes of what can be seen of products 1 … n."
+    out = []
+    for i in range(1, n+1):
+        rows, cols = np.nonzero((owner==i).any(1))[0], np.nonzero((owner==i).any(0))[0]
+        out.append((int(cols[0]), int(rows[0]), int(cols[-1])+1, int(rows[-1])+1) if len(rows) else None)
+    return out
+
+def complex_image(products, size:int=64, seed:int=0, place:str='', pose:str=''):
+    "The products worn by somebody somewhere: an image, and the box of each product as far as it can be seen."
+    size, products, d = checked_size(size), list(products), Dice('complex', seed)
+    twice = [p.category for i,p in enumerate(products) if p.category in {q.category for q in products[:i]}]
+    if twice: raise ValueError(f'nobody wears two products of category {twice[0]!r} at once')
+    place = known(place or scene_of(seed), PLACES, 'place')
+    canvas, owner = backdrop(d, place, size), np.zeros((size, size), np.uint8)
+    x, tint = (128+d.between(-24,24))*size//256, PLACES[place].tint
+    stand(canvas, owner, person(seed, pose), products, size, x, tint)
+    if d.roll(5)<3: strew(canvas, owner, d, place, size, x, tint)
+    if d.roll(2): canvas, owner = np.ascontiguousarray(canvas[:,::-1]), owner[:,::-1]
+    return Image.fromarray(canvas), seen(owner, len(products))
+
+def scene_of(seed:int)->str:
+    "The place of a complex image."
+    return Dice('scene', seed).pick(list(PLACES))
+
+# %% ../../nbs/01b_world.outfits.ipynb #6027116a
+def look_caption(products, seed:int=0, place:str='')->str:
+    "A sentence about a complex image."
+    d, (who, verb) = Dice('words', seed), (('somebody', 'wears'), ('a person', 'is wearing'), ('here is someone who', 'has put on'))[mix('who', seed)%3]
+    worn = [captions(p)[d.roll(2)].replace(', with', ' with') for p in products if p.category!='Bags']
+    bags = [captions(p)[d.roll(2)].replace(', with', ' with') for p in products if p.category=='Bags']
+    listed = ', '.join(worn[:-1]) + (' and ' if worn[1:] else '') + (worn or ['nothing special'])[-1]
+    return f"{who} {PLACES[place or scene_of(seed)].phrase} {verb} {listed}" + (f", and carries {' and '.join(bags)}" if bags else '')
+
+# %% ../../nbs/01b_world.outfits.ipynb #482c1653
+def golden_hash(n:int=20, size:int=64)->str:
+    "SHA-256 of the pixels of `n` simple and `n` complex images."
+    from hashlib import sha256
+    h = sha256()
+    for i,p in enumerate(products(n, 1)): h.update(simple_image(p, size, i%3).tobytes())
+    for i in range(n):
+        image, boxes = complex_image(outfit(i), size, i)
+        h.update(image.tobytes()+repr(boxes).encode())
+    return h.hexdigest()
+
+# %% ../../nbs/01b_world.outfits.ipynb #f8aa6906
+def n_products()->int:
+    "How many different products there are."
+    pairs = sum(map(len, PARTNERS.values()))
+    looks = len(COLOURS) + pairs + 2*len(PERIODS)*pairs
+    return sum(max(1, len(s.cuts))*(1+len(s.details)) for s in SUBTYPES.values())*looks*3**6

@@ -1,0 +1,17 @@
+# The graph of the book: one rule for one kind of thing. What an experiment needs and watches is known to cis_nb.book.
+import sys
+from cis_nb import book
+
+PROFILE, DATA = config.get('profile', 'quick'), str(config.get('data', ''))
+PLAN = book.experiments(PROFILE, DATA)
+
+rule book:
+    input: [f'reports/{PROFILE}/{name}/receipt.json' for name in PLAN]
+
+rule experiment:
+    input:
+        lambda w: [f'reports/{PROFILE}/{need}/receipt.json' for need in PLAN[w.name].needs]
+    output: f'reports/{PROFILE}/{{name}}/receipt.json'
+    threads: lambda w: book.threads(PLAN[w.name], workflow.cores)
+    params: python=sys.executable, profile=PROFILE, data=DATA
+    shell: '{params.python:q} -m cis_nb.book run {params.profile:q} {wildcards.name:q} --data {params.data:q} --cores {threads}'

@@ -1,0 +1,180 @@
+"Methods against benchmarks: hand-computed numbers, other orders, missing images, bad parameters."
+import json, math
+from dataclasses import replace
+from types import SimpleNamespace
+import numpy as np, pandas as pd, pytest, torch
+from PIL import Image
+from cis_nb import claims as cl, evaluate as ev, show
+from cis_nb.benchmarks.genecis import Rules
+from cis_nb.benchmarks.protocol import Benchmark, Protocol
+from cis_nb.benchmarks.templates import TASKS
+from cis_nb.models import baselines as bl
+
+COLOURS = dict(a=(255,0,0), b=(0,255,0), c=(0,0,255), d=(255,255,0), e=(255,0,255))
+eyes = SimpleNamespace(name='eyes', fingerprint='eyes', encode_text=lambda ts: torch.tensor([[0., 0., 3.] if 'blue' in t else [3., 0., 0.] for t in ts]))
+
+def see(backbone, ids, load, key):
+    "Features of an image: its colour. What cannot be loaded is left out, as the feature store does."
+    kept = [i for i in ids if load(i) is not None]
+    return SimpleNamespace(array=np.stack([np.asarray(load(i))[0,0]/255. for i in kept]), index={i:n for n,i in enumerate(kept)})
+
+def bench(task='focus_object', gallery=('c','b','d'), crop='whole image', load=None, n=1, key=None):
+    rows = [(f'{task}-{i}', 'a', 'blue', [gallery[0]], list(gallery)) for i in range(n)]
+    q = pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'targets', 'gallery'])
+    return Benchmark('toy', task, q, load or (lambda i: Image.new('RGB', (2,2), COLOURS[i])), Protocol(f'toy/{task}', gallery=f'{len(gallery)} per query', crop=crop), key=key or task+crop)
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch): monkeypatch.setenv('CIS_STORE', str(tmp_path/'store'))
+
+def rows(*items): return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(draw=0, gallery_size=15)
+
+# --- baselines
+
+def test_raw_and_unit_average_differ_only_when_lengths_differ():
+    ref, cond = torch.tensor([[3., 0.]]), torch.tensor([[0., 1.]])
+    assert torch.allclose(bl.image_text(ref, cond), torch.tensor([[3., 1.]])/math.sqrt(10))
+    assert torch.allclose(bl.image_text(ref, cond, normalise=True), torch.tensor([[1., 1.]])/math.sqrt(2))
+    assert torch.allclose(bl.image_text(ref/3, cond), bl.image_text(ref, cond, normalise=True))
+
+def test_queries_have_length_one_for_every_method():
+    ref, cond = torch.randn(7, 5)*4, torch.randn(7, 5)
+    for m in bl.methods().values(): assert torch.allclose(m.encode_query(ref, cond).norm(dim=1), torch.ones(7), atol=1e-6), m.name
+
+def test_scores_agree_for_own_and_shared_galleries():
+    m, q, gal = bl.method('image_text'), bl.unit(torch.randn(4, 6)), torch.randn(9, 6)
+    assert torch.allclose(m.scores(q, gal), m.scores(q, gal.expand(4, 9, 6)), atol=1e-6)
+
+def test_random_scores_are_seeded_and_differ_between_calls():
+    gal = torch.zeros(3, 15, 2)
+    a, b = bl.method('random_scores', 1), bl.method('random_scores', 1)
+    first = a.scores(torch.zeros(3, 2), gal)
+    assert torch.equal(first, b.scores(torch.zeros(3, 2), gal)) and not torch.equal(first, a.scores(torch.zeros(3, 2), gal))
+
+def test_random_scores_find_what_chance_finds():
+    ranks = bl.method('random_scores').scores(torch.zeros(20000, 2), torch.zeros(20000, 15, 2)).argmax(1)
+    assert abs((ranks==0).float().mean().item() - 1/15) < .006
+
+# --- numbers
+
+def test_mean_counts_tasks_not_queries():
+    t = rows(*[('m', 'a', i, 1) for i in range(1)], *[('m', 'b', i, 9) for i in range(99)])
+    assert ev.task_mean(ev.hits(t).m) == 50
+
+def test_methods_must_answer_the_same_queries():
+    with pytest.raises(ValueError, match='same queries'): ev.hits(rows(('m', 'a', 1, 1), ('n', 'a', 2, 1)))
+
+def test_compare_is_antisymmetric_and_ignores_row_order():
+    rng = np.random.default_rng(0)
+    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task=k, query_id=range(80), rank=rng.integers(1, 4, 80))) for m in 'xy' for k in 'ab'])
+    one, other, mixed = ev.compare(t, 'x', 'y'), ev.compare(t, 'y', 'x'), ev.compare(t.sample(frac=1, random_state=1), 'x', 'y')
+    assert one['diff'] == pytest.approx(-other['diff']) and one == mixed
+    assert one['low'] <= one['diff'] <= one['high']
+
+def test_compare_agrees_with_the_normal_interval():
+    rng = np.random.default_rng(1); a, b = rng.random(4000) < .3, rng.random(4000) < .25
+    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task='a', query_id=range(4000), rank=np.where(v, 1, 2))) for m,v in (('x', a), ('y', b))])
+    c, d = ev.compare(t, 'x', 'y'), 100*(a.astype(float)-b)
+    half = 1.96*d.std()/math.sqrt(4000)
+    assert c['diff'] == pytest.approx(d.mean()) and c['low'] == pytest.approx(d.mean()-half, abs=.2) and c['high'] == pytest.approx(d.mean()+half, abs=.2)
+
+@pytest.mark.parametrize('low, high, said', [(.1, 2, 'better'), (-2, -.1, 'worse'), (-1, 1, 'cannot tell'), (0, 1, 'cannot tell'), (0, 0, 'cannot tell')])
+def test_verdict(low, high, said): assert ev.verdict(dict(low=low, high=high)) == said
+
+def test_chance_of_mixed_galleries(): assert ev.chance(rows(('m', 'a', 1, 1), ('m', 'a', 2, 1)).assign(gallery_size=[10, 20]))['a'] == pytest.approx(7.5)
+
+# --- papers
+
+def test_averages_of_the_paper_tables_follow_from_their_columns():
+    for table in ('genecis_table2', 'genecis_table6'):
+        p = ev.paper_numbers(table); one = p[(p.k==1) & (p.method!='specific')]
+        for m,g in one.groupby('method'): assert g[g.task!='mean'].value.mean() == pytest.approx(g[g.task=='mean'].value.item(), abs=.06), (table, m)
+
+def test_paper_table_keeps_rows_that_are_not_built():
+    t = ev.beside_paper(pd.DataFrame(columns=['method', 'task', 'k', 'value']), 'genecis_table2')
+    assert len(t) == 6 and all('not built' in v for v in t.iloc[:,1]) and t.iloc[:,2:].notna().sum().sum() == 12 + 5*13
+
+# --- running
+
+def test_each_distinct_image_is_encoded_once():
+    seen = []
+    def count(backbone, ids, load, key): seen.extend(ids); return see(backbone, ids, load, key)
+    bs = [bench('focus_object', ('c','b','d')), bench('change_object', ('c','d','e')), bench('focus_attribute', ('c','b'), crop='box')]
+    ev.encode_once(eyes, bs, count)
+    assert sorted(seen) == sorted('abcde' + 'abc')      # whole images once, crops of the same names on their own
+
+def test_a_crop_and_a_whole_image_of_the_same_name_stay_apart():
+    whole, box = bench(crop='whole image'), bench('focus_attribute', crop='box', load=lambda i: Image.new('RGB', (2,2), (0,0,255)))
+    enc = ev.encode_once(eyes, [whole, box], see)
+    assert enc(eyes, ['a'], whole.load, '').array.max() == 1 and enc(eyes, ['a'], box.load, '').array[:,:2].max() == 0
+
+def test_answers_do_not_depend_on_the_order_of_the_gallery():
+    found = [ev.answers(['image_text', 'text_only'], {(0, 'focus_object'): b}, eyes, encode=ev.encode_once(eyes, [b], see))
+             for b in (bench(gallery=('c','b','d','e')), replace(bench(), queries=bench().queries.assign(gallery=[['e','d','b','c']]), images=None))]
+    assert list(found[0]['rank']) == list(found[1]['rank'])
+
+def test_an_unreadable_image_makes_the_task_partial():
+    b = bench(n=2); b.queries.at[1, 'gallery'] = ['c', 'e']
+    b = replace(b, images=None, load=lambda i: None if i=='e' else Image.new('RGB', (2,2), COLOURS[i]))
+    found = ev.answers(['text_only'], {(0, 'focus_object'): b}, eyes, encode=ev.encode_once(eyes, [b], see))
+    assert list(found.query_id) == ['focus_object-0']
+
+def test_no_benchmark_gives_an_empty_table_and_an_empty_summary():
+    found = ev.answers(['image_only'], {}, eyes, encode=see)
+    assert found.empty and ev.summary(found, 'eyes').empty and ev.chance(found).empty
+
+def test_unknown_names_are_errors():
+    with pytest.raises(KeyError, match='image_only'): ev.answers(['image_txt'], {(0, 'a'): bench()}, eyes, encode=see)
+    with pytest.raises(ValueError, match='the tasks are'): ev.load_tasks('.', ['focus_colour'])
+
+# --- a folder of real images
+
+def templates(n, first=0): return [dict(reference=dict(val_image_id=first), target=dict(val_image_id=first+1), gallery=[dict(val_image_id=first+2+j) for j in range(14)], condition='tree') for _ in range(n)]
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path/'genecis').mkdir(); (tmp_path/'val2017').mkdir()
+    (tmp_path/'genecis'/'focus_object.json').write_text(json.dumps([*templates(1), *templates(1, 20)], indent=4, sort_keys=True))
+    for i in range(16): Image.new('RGB', (8,8), (i*10, 0, 0)).save(tmp_path/'val2017'/f'{i:012d}.jpg')
+    return tmp_path
+
+def test_released_templates_are_used_and_missing_images_make_them_partial(folder):
+    found, missing = ev.load_tasks(folder, ['focus_object', 'change_object'], draws=3)
+    b = found[0, 'focus_object']
+    assert list(found) == [(0, 'focus_object')] and 'change_object' in missing          # no second draw of released templates
+    assert len(b) == 1 and b.protocol.coverage == .5 and 'partial' in ev.protocol_line([b.protocol])
+
+def test_without_a_usable_query_the_task_is_left_out_with_the_reason(folder):
+    (folder/'val2017'/'000000000003.jpg').unlink()
+    found, missing = ev.load_tasks(folder, ['focus_object'])
+    assert not found and 'no query has all of its own' in missing['focus_object']
+
+# --- claims
+
+def test_every_claim_has_a_test_or_waits():
+    ids = set(cl.claims().id)
+    assert set(cl.waits_for()) < ids and ids - set(cl.waits_for()) == {'G01', 'G02', 'G03', 'G08', 'G09', 'G10'}
+
+def planted(gain):
+    "A run in which Image + Text answers `gain` percent more queries than either of its parts."
+    n, parts = 1000, []
+    for t in TASKS:
+        for m, share in (('image_only', .2), ('text_only', .1), ('image_text', .2+gain/100)):
+            parts.append(pd.DataFrame(dict(method=m, task=t, draw=0, query_id=[f'{t}{i}' for i in range(n)], rank=np.where(np.arange(n)<share*n, 1, 5), gallery_size=15)))
+    return SimpleNamespace(per_query=pd.concat(parts), benchmarks={}, rules=Rules(), root='nowhere')
+
+def test_claims_follow_planted_numbers(tmp_path):
+    good, bad = (cl.judge(planted(g), tmp_path).set_index('id').verdict for g in (8, -8))
+    assert (good['G01'], good['G02'], good['G03']) == ('reproduced', 'reproduced', 'not reproduced')
+    assert (bad['G01'], bad['G02'], bad['G03']) == ('not reproduced', 'not reproduced', 'reproduced')
+
+def test_a_claim_that_cannot_be_tested_says_why(tmp_path):
+    run = planted(8); run.per_query = run.per_query[run.per_query.task!='focus_attribute']
+    found = cl.judge(run, tmp_path).set_index('id')
+    assert found.verdict['G03'] == 'not testable here' and 'Focus Attribute' in found.effect['G03'] and found.verdict['G09'] == 'not testable here'
+
+# --- pictures
+
+def test_pictures_are_as_wide_as_a_column():
+    images = [Image.new('RGB', (60, 40)), Image.new('L', (30, 90)), Image.new('RGBA', (5, 5))]
+    for fig in (show.show_strip(images, ['a', 'b'*80, 'c'], ['target', None, 'red'], 'row'), show.forest([('x', 1, .5, 2)]), show.page()[0]):
+        import io; assert Image.open(io.BytesIO(fig.png())).width == 800
