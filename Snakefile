@@ -2,7 +2,7 @@
 import sys
 from cis_nb import book
 
-PROFILE, DATA = config.get('profile', 'quick'), str(config.get('data', ''))
+PROFILE, DATA = config.get('profile', 'quick'), str(config.get('data') or '')
 PLAN = book.experiments(PROFILE, DATA)
 
 rule book:
@@ -14,4 +14,4 @@ rule experiment:
     output: f'reports/{PROFILE}/{{name}}/receipt.json'
     threads: lambda w: book.threads(PLAN[w.name], workflow.cores)
     params: python=sys.executable, profile=PROFILE, data=DATA
-    shell: '{params.python:q} -m cis_nb.book run {params.profile:q} {wildcards.name:q} --data {params.data:q} --cores {threads}'
+    shell: '{params.python:q} -m cis_nb.book run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'

@@ -8,10 +8,10 @@ __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'no
            'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make', 'contents', 'readme',
            'main']
 
-# %% ../nbs/10_book.ipynb #45c798ff
+# %% ../nbs/10_book.ipynb #0befa72e
 import argparse, ast, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,7 +101,7 @@ class Experiment:
     @property
     def receipt(self): return self.folder/'receipt.json'
 
-# %% ../nbs/10_book.ipynb #0b902454
+# %% ../nbs/10_book.ipynb #b3aaa921
 def _experiment(profile:str, file:Path, data:str)->Experiment:
     "Read one parameter file and hold it against its notebook."
     chapter = chapter_of(file.stem, file)
@@ -114,6 +114,10 @@ def _experiment(profile:str, file:Path, data:str)->Experiment:
     said = settings()['chapters'].get(chapter) or {}
     return Experiment(profile, file.stem, chapter, file, {k: full[k] for k in given}, known, tuple(said.get('needs', ())), said.get('all_cores', False))
 
+def _words(params:dict)->list:
+    "All values that are words, those in lists too."
+    return [v for value in params.values() for v in (value if isinstance(value, list) else [value]) if isinstance(v, str)]
+
 def experiments(profile:str,    # a folder of params/
                 data:str=''     # replaces every parameter called `data`
                )->dict:         # name -> Experiment
@@ -123,8 +127,8 @@ def experiments(profile:str,    # a folder of params/
         there = sorted(p.name for p in folder.parent.glob('*') if p.is_dir())
         raise ValueError(f'no parameter files in {folder}; profiles: {", ".join(there)}')
     found = [_experiment(profile, f, data) for f in files]
-    needed = lambda e: tuple(o.name for o in found if o.chapter in e.needs)
-    return {e.name: Experiment(**{**vars(e), 'needs': needed(e)}) for e in found}
+    needed = lambda e: tuple(o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params}))
+    return {e.name: replace(e, needs=needed(e)) for e in found}
 
 # %% ../nbs/10_book.ipynb #10b8d7f7
 def imported(source:str, module:str=''   # `module` is the name of the code itself, for imports like `from .core import …`

@@ -272,7 +272,7 @@ def stored(kind:str,         # folder of the store: 'world', 'features', 'runs',
             _attempt(place/f'.partial-{key}', final, record|dict(hash=key), build, resume)
     return final
 
-# %% ../nbs/00_core.ipynb #69ec6074
+# %% ../nbs/00_core.ipynb #37c2bd12
 @lru_cache(maxsize=None)
 def _progress_file(report:str):
     "The open `progress.txt` of a report."
@@ -281,10 +281,10 @@ def _progress_file(report:str):
 
 def progress(iterable=None, desc:str='', unit:str='it', total:int=None)->tqdm:
     "The one progress bar."
-    report = os.environ.get('CIS_REPORT')
-    watched = report or sys.stderr.isatty() or hasattr(get_ipython(), 'kernel')
+    report, terminal = os.environ.get('CIS_REPORT'), sys.stderr.isatty()
+    watched = report or terminal or hasattr(get_ipython(), 'kernel')
     return tqdm(iterable, desc=desc, unit=unit, total=total, disable=not watched,
-                file=_progress_file(report) if report else None, mininterval=10 if report else .5)
+                file=_progress_file(report) if report else None, mininterval=.5 if terminal and not report else 10)
 
 # %% ../nbs/00_core.ipynb #04cd0e7f
 def _cell(v)->str:

@@ -71,21 +71,21 @@ def graph(tmp_path_factory):
     "A book with a need, a failure and what needs the failed."
     from conftest import Project
     p = Project(tmp_path_factory.mktemp('graph')/'project')
-    for name in ('01_honest', '02_measures', '03_imports_show', '04_raises', '05_counts_runs', '06_threads'): p.chapter(name)
+    for name in ('01_honest', '02_measures', '03_imports_show', '04_raises', '05_counts_runs', '06_threads', '07_with_data'): p.chapter(name)
     p.chapter('02_measures', 'n: 3\n', variant='.three')
     p.write('params/chapters.yaml', 'chapters:\n  02_measures: {needs: [01_honest]}\n  05_counts_runs: {needs: [01_honest, 04_raises]}\n  06_threads: {all_cores: true}\n')
     p.first = p.book('make', 'quick', '--cores', '2')
     return p
 
-GOOD = ['01_honest', '02_measures', '02_measures.three', '03_imports_show', '06_threads']
+GOOD = ['01_honest', '02_measures', '02_measures.three', '03_imports_show', '06_threads', '07_with_data']
 
 def test_a_failure_stops_only_what_needs_it(graph):
     rc, said = graph.first
-    assert rc==1 and '5 of 7 experiments have a result' in said, said
+    assert rc==1 and '6 of 8 experiments have a result' in said, said
     graph.made(*GOOD)
     assert (graph.report('04_raises')/'failed.json').exists() and not graph.report('05_counts_runs').exists()
     assert not (graph.home/'runs.txt').exists()
-    assert not list((graph.home/'nbs').glob('*/**/*.ipynb')) and len(list((graph.home/'nbs').glob('*.ipynb')))==7
+    assert not list((graph.home/'nbs').glob('*/**/*.ipynb')) and len(list((graph.home/'nbs').glob('*.ipynb')))==8
 
 def test_threads_are_shared(graph):
     receipt = lambda n: json.loads((graph.report(n)/'run.json').read_text())
@@ -103,6 +103,14 @@ def test_the_pages_tell_what_failed_and_what_was_skipped(graph):
     assert (html/'05_counts_runs.html').exists() and (html/'runs/04_raises/failed.json').exists() and (html/'map.html').exists()
     assert not (graph.home/'reports/quick/site.log').read_text()
 
+def test_data_come_from_the_world_or_from_the_reader(graph):
+    said = lambda: json.loads((graph.report('07_with_data')/'receipt.json').read_text())['headline']
+    assert said()=='data from world'
+    rc, _ = graph.book('make', 'quick', '--cores', '2', '--data', 'my photos')
+    assert said()=='data from my photos'
+    graph.book('make', 'quick', '--cores', '2')
+    assert said()=='data from world'
+
 def test_results_are_one_table(graph):
     d = pd.read_parquet(graph.home/'reports/quick/results.parquet')
     assert dict(zip(d.experiment, d.value))=={'02_measures': 2., '02_measures.three': 3.}
@@ -113,7 +121,7 @@ def test_nothing_changed_nothing_runs_and_a_change_reruns_what_depends_on_it(gra
     show = graph.home/'cis_nb/show.py'; show.write_text(show.read_text()+'\nnew = 1\n')
     core = graph.home/'cis_nb/core.py'; core.write_text(core.read_text()+'\n# only a comment\n')
     rc, said = graph.book('make', 'quick', '--cores', '2')
-    assert rc==0 and '7 of 7' in said, said
+    assert rc==0 and '8 of 8' in said, said
     after = graph.made(*GOOD)
     assert {n for n in GOOD if after[n]!=before[n]}=={'03_imports_show'}
     assert (graph.home/'runs.txt').read_text().split()==['05_counts_runs']
@@ -137,7 +145,7 @@ def test_a_kill_leaves_nothing_finished_and_the_next_call_goes_on(project):
         assert p.poll() is None and time.time()<deadline, p.communicate()[0]
         time.sleep(.2)
     os.killpg(p.pid, signal.SIGKILL); p.communicate()
-    assert (project.report('01_counts_runs')/'receipt.json').exists() and not project.report('02_waits').exists()
+    assert (project.report('01_counts_runs')/'receipt.json').exists() and not list(project.report('02_waits').glob('*'))
     project.write('params/quick/02_waits.yaml', 'n: 0\n')
     rc, said = project.book()
     assert rc==0 and '2 of 2' in said, said

@@ -26,7 +26,7 @@ def bench(task='focus_object', gallery=('c','b','d'), crop='whole image', load=N
 @pytest.fixture(autouse=True)
 def own_store(tmp_path, monkeypatch): monkeypatch.setenv('CIS_STORE', str(tmp_path/'store'))
 
-def rows(*items): return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(draw=0, gallery_size=15)
+def rows(*items): return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(draw=0, gallery_size=15, reference='r')
 
 # --- baselines
 
@@ -65,17 +65,23 @@ def test_methods_must_answer_the_same_queries():
 
 def test_compare_is_antisymmetric_and_ignores_row_order():
     rng = np.random.default_rng(0)
-    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task=k, query_id=range(80), rank=rng.integers(1, 4, 80))) for m in 'xy' for k in 'ab'])
+    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task=k, query_id=range(80), reference=np.arange(80)//2, rank=rng.integers(1, 4, 80))) for m in 'xy' for k in 'ab'])
     one, other, mixed = ev.compare(t, 'x', 'y'), ev.compare(t, 'y', 'x'), ev.compare(t.sample(frac=1, random_state=1), 'x', 'y')
     assert one['diff'] == pytest.approx(-other['diff']) and one == mixed
     assert one['low'] <= one['diff'] <= one['high']
 
 def test_compare_agrees_with_the_normal_interval():
     rng = np.random.default_rng(1); a, b = rng.random(4000) < .3, rng.random(4000) < .25
-    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task='a', query_id=range(4000), rank=np.where(v, 1, 2))) for m,v in (('x', a), ('y', b))])
+    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task='a', query_id=range(4000), reference=range(4000), rank=np.where(v, 1, 2))) for m,v in (('x', a), ('y', b))])
     c, d = ev.compare(t, 'x', 'y'), 100*(a.astype(float)-b)
     half = 1.96*d.std()/math.sqrt(4000)
     assert c['diff'] == pytest.approx(d.mean()) and c['low'] == pytest.approx(d.mean()-half, abs=.2) and c['high'] == pytest.approx(d.mean()+half, abs=.2)
+
+def test_families_of_queries_widen_the_interval():
+    rng = np.random.default_rng(2); easy = np.repeat(rng.random(100) < .4, 10)      # 100 references, ten queries each that fare alike
+    t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task='a', query_id=range(1000), reference=np.arange(1000)//10, rank=np.where(v, 1, 2))) for m,v in (('x', easy), ('y', np.zeros(1000, bool)))])
+    width = {f: (lambda c: c['high']-c['low'])(ev.compare(t, 'x', 'y', families=f)) for f in (True, False)}
+    assert width[True]/width[False] == pytest.approx(math.sqrt(10), rel=.25)
 
 @pytest.mark.parametrize('low, high, said', [(.1, 2, 'better'), (-2, -.1, 'worse'), (-1, 1, 'cannot tell'), (0, 1, 'cannot tell'), (0, 0, 'cannot tell')])
 def test_verdict(low, high, said): assert ev.verdict(dict(low=low, high=high)) == said
@@ -91,7 +97,7 @@ def test_averages_of_the_paper_tables_follow_from_their_columns():
 
 def test_paper_table_keeps_rows_that_are_not_built():
     t = ev.beside_paper(pd.DataFrame(columns=['method', 'task', 'k', 'value']), 'genecis_table2')
-    assert len(t) == 6 and all('not built' in v for v in t.iloc[:,1]) and t.iloc[:,2:].notna().sum().sum() == 12 + 5*13
+    assert len(t) == 6 and list(t.iloc[:,1].str.split('; ').str[1]) == ['not built yet here'] + ['not measured here']*3 + ['not built yet here']*2 and t.iloc[:,2:].notna().sum().sum() == 12 + 5*13
 
 # --- running
 
@@ -111,6 +117,12 @@ def test_answers_do_not_depend_on_the_order_of_the_gallery():
     found = [ev.answers(['image_text', 'text_only'], {(0, 'focus_object'): b}, eyes, encode=ev.encode_once(eyes, [b], see))
              for b in (bench(gallery=('c','b','d','e')), replace(bench(), queries=bench().queries.assign(gallery=[['e','d','b','c']]), images=None))]
     assert list(found[0]['rank']) == list(found[1]['rank'])
+
+def test_a_guess_is_new_on_every_task():
+    bs = {(0, t): bench(t, gallery=('c','b','d','e'), n=50) for t in TASKS[:2]}
+    found = ev.answers(['random_scores'], bs, eyes, encode=ev.encode_once(eyes, list(bs.values()), see))
+    first, second = (found[found.task==t]['rank'].tolist() for t in TASKS[:2])
+    assert first != second and set(first) == {1, 2, 3, 4}
 
 def test_an_unreadable_image_makes_the_task_partial():
     b = bench(n=2); b.queries.at[1, 'gallery'] = ['c', 'e']
@@ -159,7 +171,7 @@ def planted(gain):
     n, parts = 1000, []
     for t in TASKS:
         for m, share in (('image_only', .2), ('text_only', .1), ('image_text', .2+gain/100)):
-            parts.append(pd.DataFrame(dict(method=m, task=t, draw=0, query_id=[f'{t}{i}' for i in range(n)], rank=np.where(np.arange(n)<share*n, 1, 5), gallery_size=15)))
+            parts.append(pd.DataFrame(dict(method=m, task=t, draw=0, query_id=[f'{t}{i}' for i in range(n)], reference=range(n), rank=np.where(np.arange(n)<share*n, 1, 5), gallery_size=15)))
     return SimpleNamespace(per_query=pd.concat(parts), benchmarks={}, rules=Rules(), root='nowhere')
 
 def test_claims_follow_planted_numbers(tmp_path):

@@ -28,8 +28,8 @@ class Toy:
     def after_step(self): pass
     def save(self, folder): save_file(weights(self.modules), folder/'model.safetensors')
 
-def fit(folder, wait=0., steps=60, **kw):
-    return train(Toy(wait, **kw), folder, steps=steps, batch_size=16, lr=.01, warmup=5, weight_decay=.1, eval_every=4, log_every=2, device='cpu')
+def fit(folder, wait=0., steps=60, workers=0, **kw):
+    return train(Toy(wait, **kw), folder, steps=steps, batch_size=16, lr=.01, warmup=5, weight_decay=.1, eval_every=4, log_every=2, workers=workers, device='cpu')
 '''
 KILLED = TOY + '''
 wait = float(sys.argv[1])
@@ -78,11 +78,15 @@ def test_killed_and_resumed_is_bit_identical(tmp_path):
 
 def test_two_processes_learn_what_one_learns(tmp_path):
     scope = {}; exec(TOY, scope)
-    (tmp_path/'one').mkdir(); (tmp_path/'two').mkdir()
     scope['fit'](tmp_path/'one', steps=12, noise=0., dropout=0.)
     result(python(TWO, tmp_path/'two', store=tmp_path))
     one, two = (load_file(tmp_path/n/'model.safetensors') for n in ('one', 'two'))
     for k in one: torch.testing.assert_close(one[k], two[k], rtol=1e-4, atol=1e-5)
+
+def test_batches_made_by_processes_are_the_same(tmp_path):
+    scope = {}; exec(TOY, scope)
+    for workers in (0, 2): scope['fit'](tmp_path/str(workers), steps=8, workers=workers)
+    assert same(tmp_path/'0', tmp_path/'2')
 
 def test_half_written_checkpoint_is_passed_over(tmp_path):
     scope = {}; exec(TOY, scope)

@@ -83,17 +83,18 @@ def read_templates(path)->list:
     check_templates(templates, path)
     return templates
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #f08477d8
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #46aceccb
 def crop_box(size, bbox, d=.7, mode='official')->tuple: # left, top, right, bottom
     "The enlarged box in whole pixels."
     (W, H), (x, y, w, h) = size, bbox
     if not (w>0 and h>0 and all(map(math.isfinite, bbox))): raise ValueError(f'the box {list(bbox)} has no area')
+    if x>=W or y>=H or x+w<=0 or y+h<=0: raise ValueError(f'the box {list(bbox)} lies outside its image of {W} x {H}')
     grow = dict(official=d, symmetric=d/2)[mode]
     left, top = x-grow*w, y-grow*h
     if mode=='official': left, top = max(0, left), max(0, top)      # what is cut off here is added on the other side
     edges = max(0, left), max(0, top), min(W, left+(1+d)*w), min(H, top+(1+d)*h)
     l, t, r, b = (int(round(v)) for v in edges)
-    if r<=l or b<=t: raise ValueError(f'the box {list(bbox)} lies outside its image of {W} x {H} or is less than a pixel wide')
+    if r<=l or b<=t: raise ValueError(f'the box {list(bbox)} shows less than a pixel of its image of {W} x {H}')
     return l, t, r, b
 
 # %% ../../nbs/02ab_benchmarks.templates.ipynb #7ad6efcb
@@ -149,7 +150,7 @@ def census(templates, present=None)->dict:
     counts = dict(templates=len(named), conditions=len({c for *_,c in named}), references=len({R for R,*_ in named}), images=len(images), photographs=len({parse_key(k)[0] for k in images}))
     return counts if present is None else dict(counts, present=len(images & present))
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #3036be7b
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #50fb329c
 RELEASED = dict(focus_attribute='33edb4aba762c74d', change_attribute='f256e04f7ea3c3e4', focus_object='ee6de86ffb78ad98', change_object='0a5145984f7d8594')   # SHA-256, unpacked
 PICTURES = dict(object=(('val2017', 'coco/val2017'), dict(what='COCO val2017', where='http://images.cocodataset.org/zips/val2017.zip', licence='Flickr terms per photograph', size='1 GB')),
                 attribute=(('vg', 'VG_100K', 'VG_100K_2', 'vg/VG_100K', 'vg/VG_100K_2'), dict(what='Visual Genome images', where='https://homes.cs.washington.edu/~ranjay/visualgenome', licence='CC BY 4.0', size='15 GB')))
@@ -161,11 +162,10 @@ def picture_files(root, task:str)->dict: # file stem -> path
     return found or {'': need_file(Path(root)/folders[0]/'*.jpg', **about)}
 
 def templates_file(folder, task:str)->Path:
-    "The task's file, packed or not."
+    "The task's file, packed or not, in `genecis/` below a folder or in the folder itself."
     if task not in TASKS: raise ValueError(f'unknown task {task!r}; the tasks are {", ".join(TASKS)}')
-    path = Path(folder)/'genecis'/f'{task}.json'
-    packed = path.with_suffix('.json.gz')
-    return packed if packed.exists() and not path.exists() else need_file(path, f'GeneCIS {task}', 'https://github.com/facebookresearch/genecis', 'CC BY-NC 4.0', '10 MB')
+    places = [f/f'{task}.json{end}' for f in (Path(folder)/'genecis', Path(folder)) for end in ('', '.gz')]
+    return next((p for p in places if p.exists()), None) or need_file(places[0], f'GeneCIS {task}', 'https://github.com/facebookresearch/genecis', 'CC BY-NC 4.0', '10 MB')
 
 # %% ../../nbs/02ab_benchmarks.templates.ipynb #67341cea
 def _source(path, task)->str:

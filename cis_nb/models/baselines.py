@@ -70,12 +70,12 @@ class RandomScores(Method):
     luck: torch.Generator = None
     def scores(self, q, gal)->torch.Tensor: return random_scores((len(q), gal.shape[-2]), self.luck)
 
-# %% ../../nbs/04b_models.baselines.ipynb #cb1f2e36
+# %% ../../nbs/04b_models.baselines.ipynb #96aa5373
 def methods(seed=0)->dict: # name -> Method
     "Every baseline by name."
     ms = [Method('image_only', image_only, 'Image only', ('image',)), Method('text_only', text_only, 'Text only', ('text',)),
           Method('image_text', image_text, 'Image + Text'), RandomScores('random_scores', image_only, 'Random scores', (), guesses(seed)),
-          Method('image_text_normalised', partial(image_text, normalise=True), 'Image + Text, unit vectors')]
+          Method('image_text_normalised', partial(image_text, normalise=True), 'Image + Text (unit vectors)')]
     return {m.name:m for m in ms}
 
 def method(name:str, seed=0)->Method:

@@ -91,13 +91,13 @@ def _fill(folder:Path, ids:list, d:int, encode, block:int, what:str):
             if len(ok): out[ok] = rows.cpu().numpy()
             f.write(out.tobytes()); f.flush()
 
-# %% ../../nbs/04aa_models.features.ipynb #f877daa3
+# %% ../../nbs/04aa_models.features.ipynb #83e99323
 def _features(kind:str, backbone, ids:list, key:str, encode, block:int)->Features:
     "Features of distinct ids, from the store or made now."
     if not len(ids): raise ValueError(f'{kind} features: there is nothing to encode, the list is empty')
     ids, print_ = list(dict.fromkeys(ids)), backbone.fingerprint
     folder = stored('features', f'{backbone.name}-{kind}', dict(backbone=backbone.name, key=key, n=len(ids), ids=fingerprint(ids), dtype=str(backbone.dtype)),
-                    lambda to: _fill(to, ids, backbone.D, encode, block, f'{kind}s'), inputs=[print_], code=['cis_nb.models.features'], resume=True)
+                    lambda to: _fill(to, ids, backbone.D, encode, block, f'{kind}s'), inputs=[print_], code=['cis_nb.models.features', 'cis_nb.models.backbone'], resume=True)
     lines = [json.loads(l) for l in (folder/'skipped.jsonl').read_text(encoding='utf-8').splitlines()]
     gone = {l['row'] for l in lines}
     index = {i: r for r,i in enumerate(ids) if r not in gone}

@@ -6,8 +6,8 @@
 __all__ = ['NOUNS', 'SAID', 'ODD', 'ORDER', 'PLACE_WORDS', 'DOMAIN_WORDS', 'SCENE_PATTERNS', 'CLOSE_PATTERNS', 'CHATTER',
            'CHANGES', 'SPLIT_SEEDS', 'noun', 'a', 'adjectives', 'describe', 'relation', 'stuff_words', 'join',
            'everything', 'listing', 'related', 'standing', 'placed', 'both_stuffs', 'photo', 'spoken', 'bare',
-           'caption', 'captions', 'draw_closeup', 'cut_out', 'other', 'change', 'twin', 'WorldPairs', 'r_things',
-           'Probe', 'probes']
+           'caption', 'captions', 'draw_closeup', 'cut_out', 'in_training', 'anything', 'other', 'change', 'twin',
+           'WorldPairs', 'r_things', 'Probe', 'probes']
 
 # %% ../../nbs/01c_world.captions.ipynb #7905e2f8
 import random
@@ -137,14 +137,17 @@ def cut_out(scene, k, size=64):
     square[oy:oy+part.shape[0], ox:ox+part.shape[1]] = part
     return np.asarray(Image.fromarray(square).resize((size, size), Image.BICUBIC))
 
-# %% ../../nbs/01c_world.captions.ipynb #96596f11
+# %% ../../nbs/01c_world.captions.ipynb #9c3b3e23
 CHANGES = ('category',)*5 + ('color',)*3 + ('pattern',)*8 + ('texture',)*2 + ('pose', 'size')
+
+def in_training(color, category): return not held_out(color, category)
+def anything(color, category): return True
 
 def other(options, value, r, ok=lambda v: True):
     "Another one of `options`."
     return r.choice([v for v in options if v != value and ok(v)])
 
-def change(thing, kind, r, pair_ok=lambda color, category: True):
+def change(thing, kind, r, pair_ok=anything):
     "The same thing with one fact changed."
     if kind == 'category': return replace(thing, category=other(THINGS, thing.category, r, lambda v: pair_ok(thing.color, v)))
     if kind == 'color': return replace(thing, color=other(tuple(COLORS), thing.color, r, lambda v: pair_ok(v, thing.category)))
@@ -156,13 +159,13 @@ def change(thing, kind, r, pair_ok=lambda color, category: True):
         return replace(thing, size=size, px=thing.px*5//7 if size == 'small' else thing.px*7//5)
     return replace(thing, **{kind: other(ATTRIBUTES[kind], getattr(thing, kind), r)})
 
-def twin(scene, k, kind, r, pair_ok=lambda color, category: True):
+def twin(scene, k, kind, r, pair_ok=anything):
     "The scene with one fact of its `k`-th thing changed."
     things = list(scene.things)
     things[k] = change(things[k], kind, r, pair_ok)
     return replace(scene, things=tuple(things))
 
-# %% ../../nbs/01c_world.captions.ipynb #162f07bb
+# %% ../../nbs/01c_world.captions.ipynb #c0fc05e1
 SPLIT_SEEDS = dict(train=1, val=2, test=3)
 
 class WorldPairs:
@@ -170,7 +173,7 @@ class WorldPairs:
     group, in_order = 2, True   # neighbours are twins; nothing repeats, so nothing needs shuffling
     def __init__(self, n, seed=0, split='train', image_size=64, twins=.5, kinds=(.4, .35, .25)):
         self.n, self.seed, self.split, self.image_size, self.twins, self.kinds = n, seed, split, image_size, twins, kinds   # kinds: share of scenes, close-ups, crops
-        self.pair_ok = (lambda color, category: not held_out(color, category)) if split == 'train' else (lambda color, category: True)
+        self.pair_ok = in_training if split == 'train' else anything
 
     def __len__(self): return self.n
 

@@ -6,7 +6,7 @@
 __all__ = ['SIDE', 'CATEGORIES', 'CATEGORY_ID', 'LABELLED', 'DENIED', 'write_json', 'jpeg', 'segment_list', 'write_coco',
            'labels', 'instances', 'write_vaw', 'add_member', 'write_captions', 'world_root']
 
-# %% ../../nbs/01d_world.layouts.ipynb #8e826148
+# %% ../../nbs/01d_world.layouts.ipynb #d3c3ac6f
 import gzip, io, json, random, tarfile
 from pathlib import Path
 
@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from ..core import progress, stored
-from .captions import WorldPairs, captions
-from .scenes import ATTRIBUTES, PLACES, STUFF, THINGS, draw_scene, held_out, render, visible
+from .captions import WorldPairs, anything, captions, in_training
+from .scenes import ATTRIBUTES, PLACES, STUFF, THINGS, draw_scene, render, visible
 
 # %% ../../nbs/01d_world.layouts.ipynb #7c00b6f2
 SIDE = 128
@@ -64,7 +64,7 @@ def write_coco(root, n, seed=0):
     write_json(root/'annotations/panoptic_val2017.json', dict(images=images, annotations=panoptic, categories=CATEGORIES))
     write_json(root/'annotations/captions_val2017.json', dict(images=images, annotations=said))
 
-# %% ../../nbs/01d_world.layouts.ipynb #dc6eb8ba
+# %% ../../nbs/01d_world.layouts.ipynb #779e63df
 LABELLED, DENIED = .75, .4   # share of true attributes labelled positive, of false ones labelled negative
 
 def labels(thing, r):
@@ -88,7 +88,7 @@ def write_vaw(root, n, seed=0):
     entries = dict(train=[], val=[], test=[])
     for i in progress(range(1, n+1), 'world: VAW', 'image'):
         r, split = random.Random(8_000_000_000 + seed*1_000_000 + i), ('train', 'val', 'test', 'test', 'test')[i % 5]
-        scene = draw_scene(r, n_things=r.choice((1, 2, 2, 3, 4)), pair_ok=(lambda color, category: not held_out(color, category)) if split == 'train' else None)
+        scene = draw_scene(r, n_things=r.choice((1, 2, 2, 3, 4)), pair_ok=in_training if split == 'train' else anything)
         picture, segments = render(scene, SIDE, with_segments=True)
         (root/f'vg/{i}.jpg').write_bytes(jpeg(picture))
         entries[split] += instances(i, scene, segments, r)

@@ -1,0 +1,105 @@
+"The small book of this project from start to end, and a look at its pages: as files, and in a browser without a network."
+import json, os, re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from browser import CHROMIUM, Browser
+
+def test_the_small_book_is_whole(smoke):
+    assert smoke.rc==0, smoke.said
+    reports = smoke.home/'reports'/'smoke'
+    names = sorted(p.stem for p in (smoke.home/'params'/'smoke').glob('*.yaml'))
+    receipts = {n: json.loads((reports/n/'receipt.json').read_text()) for n in names}
+    assert all(r['headline'] and r['experiment']==n and r['profile']=='smoke' for n,r in receipts.items())
+    results = pd.read_parquet(reports/'results.parquet')
+    assert len(results) and set(results.experiment) <= set(names) and np.isfinite(results.value).all()
+    print(f'the small book: {smoke.seconds:.0f} s')
+
+def test_a_second_call_runs_nothing(smoke):
+    reports = smoke.home/'reports'/'smoke'
+    times = lambda: {p: p.stat().st_mtime_ns for p in [*reports.glob('*/receipt.json'), reports/'html'/'index.html']}
+    before = times()
+    rc, said = smoke.book('make', 'smoke')
+    assert rc==0 and times()==before and '…' not in said, said
+
+def test_pages_were_set_without_a_warning(smoke): assert (smoke.home/'reports/smoke/site.log').read_text()==''
+
+class Links(HTMLParser):
+    "What a page loads, and where it points."
+    def __init__(self): super().__init__(); self.loads, self.points, self.ids = [], [], set()
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs); self.ids |= {a.get('id'), a.get('name')}
+        if tag in ('script', 'img', 'iframe', 'source', 'video', 'audio', 'embed') and a.get('src'): self.loads.append(a['src'])
+        if tag=='link' and a.get('href') and a.get('rel') not in ('author', 'next', 'prev', 'search', 'index', 'canonical'): self.loads.append(a['href'])
+        if tag=='a' and a.get('href'): self.points.append(a['href'])
+
+def read(path):
+    page = Links(); page.feed(path.read_text(encoding='utf-8'))
+    return page
+
+def inside(path, link):
+    "The file that a link of a page means."
+    parts = urlsplit(link)
+    return (path.parent/unquote(parts.path)).resolve() if parts.path else path.resolve()
+
+def test_no_page_loads_anything_from_a_network_and_no_link_is_broken(smoke):
+    html = smoke.home/'reports'/'smoke'/'html'
+    pages = {p.resolve(): read(p) for p in html.glob('*.html')}
+    assert len(pages)>10
+    for path, page in pages.items():
+        outside = [u for u in page.loads if urlsplit(u).scheme not in ('', 'data') or urlsplit(u).netloc]
+        assert not outside, f'{path.name} loads {outside}'
+        local = [u for u in page.points if not urlsplit(u).scheme]
+        missing = [u for u in [*page.loads, *local] if not urlsplit(u).scheme and not inside(path, u).exists()]
+        assert not missing, f'{path.name} points to {missing}'
+        lost = [u for u in local if (f := urlsplit(u).fragment) and inside(path, u) in pages and f not in pages[inside(path, u)].ids]
+        assert not lost, f'{path.name}: no such place: {lost}'
+    for path in html.rglob('*.css'):
+        assert not re.search(r'(url\(|@import)\s*["\']?(https?:)?//', path.read_text(encoding='utf-8')), f'{path.name} loads something from a network'
+
+def test_every_picture_shows_something(smoke):
+    "A picture of one colour is an empty figure."
+    pictures = [p for p in (smoke.home/'reports/smoke/html/_images').iterdir() if p.suffix in ('.png', '.jpg')]
+    assert pictures
+    for p in pictures:
+        with Image.open(p) as im: assert np.asarray(im.convert('L'), float).std()>2, p.name
+
+LOOK = '''(() => {
+  const article = document.querySelector('.bd-article'), seen = e => e.getClientRects().length && getComputedStyle(e).visibility!='hidden';
+  const blocks = [...article.querySelectorAll('p, table, pre, h1, h2, h3, blockquote, img')].filter(e => seen(e) && !e.closest('details:not([open])')
+                  && !e.parentElement.closest('table, blockquote, pre, .cis-cards, .cell_output') && !e.closest('.headerlink'));
+  const boxes = blocks.map(e => [e.getBoundingClientRect(), (e.tagName+' '+e.textContent).trim().slice(0, 40)]).filter(b => b[0].height>0), over = [];
+  boxes.forEach(([a, x], i) => boxes.slice(i+1).forEach(([b, y]) => {
+    if (Math.min(a.bottom, b.bottom)-Math.max(a.top, b.top)>4 && Math.min(a.right, b.right)-Math.max(a.left, b.left)>4 && !blocks[i].contains(blocks[boxes.findIndex(z => z[0]===b)])) over.push(x+' / '+y) }));
+  return {over: over.slice(0, 5), wide: document.documentElement.scrollWidth-innerWidth, text: article.innerText, height: article.scrollHeight,
+          empty: [...document.images].filter(i => seen(i) && !(i.complete && i.naturalWidth>0)).map(i => i.src),
+          formulas: document.querySelectorAll('.math').length, drawn: document.querySelectorAll('.math mjx-container').length, wrong: document.querySelectorAll('mjx-merror').length} })()'''
+
+RAW = {r'\{["\']\w+["\']: ': 'a raw dictionary', r'\bat 0x[0-9a-f]{6,}': 'an object\'s address', r'<(Figure|Axes|IPython)\b': 'an object without a picture', r'\w*Warning:': 'a warning', r'\[?\d+/\d+ \[\d\d:\d\d<': 'a progress bar'}
+
+@pytest.fixture(scope='module')
+def browser():
+    if not CHROMIUM: pytest.skip('no Chromium on this machine: apt-get install chromium')
+    with Browser() as b: yield b
+
+@pytest.mark.parametrize('width', [1300, 420])
+def test_pages_look_as_they_should(smoke, browser, tmp_path, width):
+    "In a wide and in a narrow window: nothing overlaps, sticks out, stays empty or comes from a network; all formulas are set."
+    pages = sorted((smoke.home/'reports'/'smoke'/'html').glob('*.html'))
+    trouble = []
+    browser.picture(tmp_path/'first.png', width)
+    for p in pages:
+        if p.stem in ('genindex', 'search'): continue
+        browser.open(p, 'document.readyState=="complete" && [...document.querySelectorAll(".math")].length==document.querySelectorAll(".math mjx-container").length')
+        look = browser.js(LOOK)
+        trouble += [f'{p.name} ({width}): {what}' for what in (
+            *(f'overlap: {o}' for o in look['over']), *(f'empty picture {e}' for e in look['empty']), *(f'asked for {u}' for u in browser.asked if not u.startswith(('file:', 'data:', 'blob:', 'about:'))),
+            *(f'error: {s}' for s in browser.said), *([f'{look["wide"]} pixels too wide'] if look['wide']>1 else []), *([f'{look["wrong"]} formulas with an error'] if look['wrong'] else []),
+            *(f'{what}: {m[0]}' for pattern, what in RAW.items() if (m := re.search(pattern, look['text']))))]
+        browser.picture(tmp_path/'page.png', width)
+        with Image.open(tmp_path/'page.png') as im: trouble += [f'{p.name} is blank'] if np.asarray(im.convert('L'), float).std()<5 else []
+    assert not trouble, '\n'.join(trouble)
