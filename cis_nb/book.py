@@ -155,11 +155,12 @@ def modules(source:str)->dict: # name -> file
         todo |= imported(f.read_text(encoding='utf-8'), name)
     return dict(sorted(found.items()))
 
-# %% ../nbs/10_book.ipynb #021ad458
+# %% ../nbs/10_book.ipynb #caa5dd35
 def depends(e:Experiment)->dict:
     "Hashes of all that an experiment's result depends on, the experiments before it aside."
-    found = modules('\n'.join(c['source'] for c in code_cells(read_notebook(e.notebook))))
-    patterns = [p for m in [*found, e.chapter] for p in settings()['reads'].get(m, ())]
+    source = '\n'.join(c['source'] for c in code_cells(read_notebook(e.notebook)))
+    found, own = modules(source), re.findall(r'^#\|\s*default_exp\s+(\S+)', source, re.M)
+    patterns = [p for m in [*found, *(f'cis_nb.{m}' for m in own)] for p in settings()['reads'].get(m, ())]
     files = {f for p in patterns for f in project_root().glob(p) if f.is_file()}
     return dict(notebook=fingerprint(e.notebook), params=e.params, needs=list(e.needs), modules={m: code_version(f) for m,f in found.items()},
                 reads={f.relative_to(project_root()).as_posix(): fingerprint(f) for f in sorted(files)})
@@ -228,7 +229,7 @@ def check_receipt(e:Experiment, folder:Path, started:float)->list:
     bad = [] if r['experiment']==e.name else [f'the receipt is of {r["experiment"]!r}']
     return bad + [f'the receipt says {k} = {r["params"][k]!r}, the file says {v!r}' for k,v in e.params.items() if k in r['params'] and r['params'][k]!=v]
 
-# %% ../nbs/10_book.ipynb #9e986983
+# %% ../nbs/10_book.ipynb #fc05aed0
 def heading(nb:dict)->tuple:
     "Title and promise of a notebook: its first heading and the quotation below it."
     words = '\n'.join(c['source'] for c in nb['cells'][:3] if c['cell_type']=='markdown')
@@ -240,6 +241,7 @@ def _page_receipt(e:Experiment, folder:Path, seconds:float):
     r = dict(experiment=e.name, profile=e.profile, headline=heading(read_notebook(e.notebook))[1], params={}, seconds=round(seconds, 3), runs=[], counts={},
              protocol=[], seed=[], rows=0, created=_now(), versions=versions(), machine=machine())
     (folder/'receipt.json').write_text(json.dumps(r, indent=1, ensure_ascii=False), encoding='utf-8')
+    (folder/'results.parquet').unlink(missing_ok=True)   # a page may show how results are written
 
 def _now()->str: return datetime.now(timezone.utc).isoformat(timespec='seconds')
 

@@ -7,7 +7,7 @@ __all__ = ['PAPERS', 'WAITS', 'claims', 'waits_for', 'all_hold', 'effect', 'sum_
            'type_hurts', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
            'focus_is_symmetric', 'judge', 'sibling_receipt']
 
-# %% ../nbs/09_claims.ipynb #b29f0cb5
+# %% ../nbs/09_claims.ipynb #f31e0b71
 import json, os
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ import pandas as pd
 from .benchmarks.genecis import read_built, read_panoptic, read_vaw, violations
 from .benchmarks.protocol import bootstrap_ci, ranks
 from .benchmarks.templates import TASKS, gallery_size
-from .evaluate import SHORT, compare, verdict
+from .compare import SHORT, compare, verdict
 
 # %% ../nbs/09_claims.ipynb #cebbe73a
 PAPERS = dict(genecis='GeneCIS', compodiff='CompoDiff', lrvsf='LRVS-F', lincir='LinCIR')
@@ -120,10 +120,11 @@ def valid_after_swap(built, source, rules)->float: # percent
     bad = max([n for rule,n in broken.items() if rule in ('the condition does not fit reference and target', 'the target lacks the attribute')], default=0)
     return 100*(1-bad/len(built.templates))
 
-# %% ../nbs/09_claims.ipynb #07321c51
+# %% ../nbs/09_claims.ipynb #d8bb809c
 def focus_is_symmetric(run, folder)->tuple: # effect, verdict
     "G10: swapping keeps every Focus template valid and no Change template."
-    share = {t:valid_after_swap(read_built(folder, t), read_panoptic(run.root) if t.endswith('object') else read_vaw(run.root), run.rules) for t in dict.fromkeys(t for _,t in run.benchmarks)}
+    source = lambda t: read_panoptic(run.root) if t.endswith('object') else read_vaw(run.root)
+    share = {t:valid_after_swap(read_built(folder, t), source(t), run.rules) for t in dict.fromkeys(t for _,t in run.benchmarks)}
     right = all((v==100) if t.startswith('focus') else (v==0) for t,v in share.items())
     return 'still valid: ' + '; '.join(f'{SHORT[t]} {v:.0f} %' for t,v in share.items()), 'reproduced' if right else 'not reproduced'
 

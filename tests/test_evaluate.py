@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
-from cis_nb import claims as cl, evaluate as ev, show
+from cis_nb import claims as cl, compare as cp, evaluate as ev, show
 from cis_nb.benchmarks.genecis import Rules
 from cis_nb.benchmarks.protocol import Benchmark, Protocol
 from cis_nb.benchmarks.templates import TASKS
@@ -58,45 +58,45 @@ def test_random_scores_find_what_chance_finds():
 
 def test_mean_counts_tasks_not_queries():
     t = rows(*[('m', 'a', i, 1) for i in range(1)], *[('m', 'b', i, 9) for i in range(99)])
-    assert ev.task_mean(ev.hits(t).m) == 50
+    assert cp.task_mean(cp.hits(t).m) == 50
 
 def test_methods_must_answer_the_same_queries():
-    with pytest.raises(ValueError, match='same queries'): ev.hits(rows(('m', 'a', 1, 1), ('n', 'a', 2, 1)))
+    with pytest.raises(ValueError, match='same queries'): cp.hits(rows(('m', 'a', 1, 1), ('n', 'a', 2, 1)))
 
 def test_compare_is_antisymmetric_and_ignores_row_order():
     rng = np.random.default_rng(0)
     t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task=k, query_id=range(80), reference=np.arange(80)//2, rank=rng.integers(1, 4, 80))) for m in 'xy' for k in 'ab'])
-    one, other, mixed = ev.compare(t, 'x', 'y'), ev.compare(t, 'y', 'x'), ev.compare(t.sample(frac=1, random_state=1), 'x', 'y')
+    one, other, mixed = cp.compare(t, 'x', 'y'), cp.compare(t, 'y', 'x'), cp.compare(t.sample(frac=1, random_state=1), 'x', 'y')
     assert one['diff'] == pytest.approx(-other['diff']) and one == mixed
     assert one['low'] <= one['diff'] <= one['high']
 
 def test_compare_agrees_with_the_normal_interval():
     rng = np.random.default_rng(1); a, b = rng.random(4000) < .3, rng.random(4000) < .25
     t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task='a', query_id=range(4000), reference=range(4000), rank=np.where(v, 1, 2))) for m,v in (('x', a), ('y', b))])
-    c, d = ev.compare(t, 'x', 'y'), 100*(a.astype(float)-b)
+    c, d = cp.compare(t, 'x', 'y'), 100*(a.astype(float)-b)
     half = 1.96*d.std()/math.sqrt(4000)
     assert c['diff'] == pytest.approx(d.mean()) and c['low'] == pytest.approx(d.mean()-half, abs=.2) and c['high'] == pytest.approx(d.mean()+half, abs=.2)
 
 def test_families_of_queries_widen_the_interval():
     rng = np.random.default_rng(2); easy = np.repeat(rng.random(100) < .4, 10)      # 100 references, ten queries each that fare alike
     t = pd.concat([pd.DataFrame(dict(method=m, draw=0, task='a', query_id=range(1000), reference=np.arange(1000)//10, rank=np.where(v, 1, 2))) for m,v in (('x', easy), ('y', np.zeros(1000, bool)))])
-    width = {f: (lambda c: c['high']-c['low'])(ev.compare(t, 'x', 'y', families=f)) for f in (True, False)}
+    width = {f: (lambda c: c['high']-c['low'])(cp.compare(t, 'x', 'y', families=f)) for f in (True, False)}
     assert width[True]/width[False] == pytest.approx(math.sqrt(10), rel=.25)
 
 @pytest.mark.parametrize('low, high, said', [(.1, 2, 'better'), (-2, -.1, 'worse'), (-1, 1, 'cannot tell'), (0, 1, 'cannot tell'), (0, 0, 'cannot tell')])
-def test_verdict(low, high, said): assert ev.verdict(dict(low=low, high=high)) == said
+def test_verdict(low, high, said): assert cp.verdict(dict(low=low, high=high)) == said
 
-def test_chance_of_mixed_galleries(): assert ev.chance(rows(('m', 'a', 1, 1), ('m', 'a', 2, 1)).assign(gallery_size=[10, 20]))['a'] == pytest.approx(7.5)
+def test_chance_of_mixed_galleries(): assert cp.chance(rows(('m', 'a', 1, 1), ('m', 'a', 2, 1)).assign(gallery_size=[10, 20]))['a'] == pytest.approx(7.5)
 
 # --- papers
 
 def test_averages_of_the_paper_tables_follow_from_their_columns():
     for table in ('genecis_table2', 'genecis_table6'):
-        p = ev.paper_numbers(table); one = p[(p.k==1) & (p.method!='specific')]
+        p = cp.paper_numbers(table); one = p[(p.k==1) & (p.method!='specific')]
         for m,g in one.groupby('method'): assert g[g.task!='mean'].value.mean() == pytest.approx(g[g.task=='mean'].value.item(), abs=.06), (table, m)
 
 def test_paper_table_keeps_rows_that_are_not_built():
-    t = ev.beside_paper(pd.DataFrame(columns=['method', 'task', 'k', 'value']), 'genecis_table2')
+    t = cp.beside_paper(pd.DataFrame(columns=['method', 'task', 'k', 'value']), 'genecis_table2')
     assert len(t) == 6 and list(t.iloc[:,1].str.split('; ').str[1]) == ['not built yet here'] + ['not measured here']*3 + ['not built yet here']*2 and t.iloc[:,2:].notna().sum().sum() == 12 + 5*13
 
 # --- running
@@ -130,9 +130,18 @@ def test_an_unreadable_image_makes_the_task_partial():
     found = ev.answers(['text_only'], {(0, 'focus_object'): b}, eyes, encode=ev.encode_once(eyes, [b], see))
     assert list(found.query_id) == ['focus_object-0']
 
+def test_an_image_that_cannot_be_encoded_makes_the_protocol_partial():
+    b = bench(gallery=('c','b','d')); q = pd.concat([b.queries, b.queries.assign(query_id='other', gallery=[['c','e']])], ignore_index=True)
+    b = replace(b, queries=q, images=None, load=lambda i: None if i=='e' else Image.new('RGB', (2,2), COLOURS[i]))
+    found, missing = ev.readable({(0, 'focus_object'): b}, eyes, ev.encode_once(eyes, [b], see))
+    assert len(found[0, 'focus_object']) == 1 and 'partial' in str(found[0, 'focus_object'].protocol) and not missing
+    blind = replace(b, load=lambda i: None if i in 'cd' else Image.new('RGB', (2,2), COLOURS[i]))
+    found, missing = ev.readable({(0, 'focus_object'): blind}, eyes, ev.encode_once(eyes, [blind], see))
+    assert not found and 'no query has all of its own' in missing['focus_object']
+
 def test_no_benchmark_gives_an_empty_table_and_an_empty_summary():
     found = ev.answers(['image_only'], {}, eyes, encode=see)
-    assert found.empty and ev.summary(found, 'eyes').empty and ev.chance(found).empty
+    assert found.empty and ev.summary(found, 'eyes').empty and cp.chance(found).empty
 
 def test_unknown_names_are_errors():
     with pytest.raises(KeyError, match='image_only'): ev.answers(['image_txt'], {(0, 'a'): bench()}, eyes, encode=see)
@@ -153,7 +162,7 @@ def test_released_templates_are_used_and_missing_images_make_them_partial(folder
     found, missing = ev.load_tasks(folder, ['focus_object', 'change_object'], draws=3)
     b = found[0, 'focus_object']
     assert list(found) == [(0, 'focus_object')] and 'change_object' in missing          # no second draw of released templates
-    assert len(b) == 1 and b.protocol.coverage == .5 and 'partial' in ev.protocol_line([b.protocol])
+    assert len(b) == 1 and b.protocol.coverage == .5 and 'partial' in cp.protocol_line([b.protocol])
 
 def test_without_a_usable_query_the_task_is_left_out_with_the_reason(folder):
     (folder/'val2017'/'000000000003.jpg').unlink()

@@ -41,8 +41,9 @@ def mask_areas(path)->dict: # segment number -> pixels
     ids, n = np.unique(rgb @ [1, 256, 65536], return_counts=True)
     return dict(zip(ids.tolist(), n.tolist()))
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #0c1b4793
-COCO = dict(what='COCO 2017 panoptic', where='https://cocodataset.org/#download (panoptic_annotations_trainval2017.zip)', licence='annotations CC BY 4.0', size='820 MB')
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #45316ba2
+COCO = dict(what='COCO 2017 panoptic', where='https://cocodataset.org/#download (panoptic_annotations_trainval2017.zip)',
+            licence='annotations CC BY 4.0', size='820 MB')
 
 def _segments(data, path, count_pixels)->pd.DataFrame: # image, category, area
     "One line per segment."
@@ -54,13 +55,15 @@ def _segments(data, path, count_pixels)->pd.DataFrame: # image, category, area
         seg['area'] = [counted[f].get(i, 0) for f,i in zip(seg.file, seg.id)]
     return seg[['image', 'category', 'area']]
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #9a2d4558
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #486c8d4e
 def read_panoptic(root, count_pixels=False)->Scenes:
     "COCO panoptic labels below `root` (or the JSON file itself)."
     places = [Path(root)] if Path(root).is_file() else [Path(root)/p for p in ('coco/annotations/panoptic_val2017.json', 'annotations/panoptic_val2017.json')]
     path = next((p for p in places if p.exists()), None) or need_file(places[-1], **COCO)
     data = read_json(path)
-    try: seg, pixels, cats = _segments(data, path, count_pixels), {i['id']: i['width']*i['height'] for i in data['images']}, {c['id']: condition_name(c['name']) for c in data['categories']}
+    try:
+        seg, pixels = _segments(data, path, count_pixels), {i['id']: i['width']*i['height'] for i in data['images']}
+        cats = {c['id']: condition_name(c['name']) for c in data['categories']}
     except (KeyError, TypeError) as e: raise ValueError(f'{path}: not COCO panoptic, the field {e} is missing or of another type') from None
     if odd := set(seg.category) - set(cats): raise ValueError(f'{path}: a segment has category {odd.pop()}, which is not in the list of categories')
     if odd := set(seg.image) - set(pixels): raise ValueError(f'{path}: image {odd.pop()} has labels but is not in the list of images')
@@ -70,7 +73,7 @@ def read_panoptic(root, count_pixels=False)->Scenes:
     np.add.at(share, (np.searchsorted(ids, seg.image), [names.index(cats[c]) for c in seg.category]), seg.area.to_numpy(float))
     return Scenes(ids, names, share/np.array([[pixels[i]] for i in ids]), {'images without panoptic labels': len(pixels)-len(ids)})
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #91887d24
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #6f35c3d5
 @dataclass(frozen=True)
 class Rules:
     "Thresholds of the construction."
@@ -82,12 +85,15 @@ class Rules:
     def __post_init__(self):
         object.__setattr__(self, 'exclude_types', tuple(self.exclude_types))
         if not self.far+1 < self.min_shared <= self.min_categories:
-            raise ValueError(f'far+1 < min_shared <= min_categories must hold, not {self.far}+1, {self.min_shared}, {self.min_categories}: otherwise a scene could be similar and unlike at once')
+            raise ValueError(f'far+1 < min_shared <= min_categories must hold, not {self.far}+1, {self.min_shared}, {self.min_categories}: '
+                             'otherwise a scene could be similar and unlike at once')
     def text(self, task:str)->str:
         "What the rules say about a task, for its protocol."
         scenes = f'rebuilt: ≥{self.min_categories} categories over {100*self.share:g} %, similar ≥{self.min_shared}, unlike ≤{self.far}'
-        return scenes if 'object' in task else 'rebuilt' + (f' without the types {", ".join(self.exclude_types)}' if task.startswith('focus') and self.exclude_types else '')
+        types = f' without the types {", ".join(self.exclude_types)}' if task.startswith('focus') and self.exclude_types else ''
+        return scenes if 'object' in task else 'rebuilt' + types
 
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #1294200d
 @dataclass
 class Built:
     "A task that was built."
@@ -142,13 +148,14 @@ def _draw_object(n:Neighbours, k, focus, taken, used, rng):
     pools = close[~P[close,o]], np.flatnonzero(n.far[k] & P[:,o])
     return close[t], np.concatenate([rng.choice(pool, m, replace=False) for pool,(_,m) in zip(pools, SCENES)]), o
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #62d60951
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #0c10bd9b
 def build_object(task:str, scenes:Scenes, n:int, rules:Rules, seed=0)->Built:
     "Focus on an Object or Change an Object from panoptic labels."
     focus, rng = task.startswith('focus'), np.random.default_rng(seed)
     near = neighbours(scenes, rules, focus)
     live, taken, used = np.flatnonzero(near.fillable.any(1)), defaultdict(list), np.zeros(len(scenes.names), int)
-    dropped = {f'images with fewer than {rules.min_categories} categories': len(scenes.ids)-len(near.refs), 'references without a similar scene': int((~near.close.any(1)).sum()),
+    dropped = {f'images with fewer than {rules.min_categories} categories': len(scenes.ids)-len(near.refs),
+               'references without a similar scene': int((~near.close.any(1)).sum()),
                'references without a condition that 9 + 5 distractors fill': int((near.close.any(1) & ~near.fillable.any(1)).sum())}
     item, templates, details = lambda i: dict(val_image_id=int(scenes.ids[i])), [], []
     while len(live) and len(templates)<n:
@@ -192,14 +199,15 @@ def _labels(entries, types)->tuple: # DataFrame instance, attribute, positive; n
     notes = {'labels both positive and negative': int(both.sum())//2, 'labels with an attribute of no type': int((~known & ~both).sum())}
     return labels[known & ~both], notes
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #dfc8784d
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #b3800350
 def read_vaw(root, splits=('train', 'val', 'test'))->Instances:
     "VAW entries and the types of attributes below `root/vaw`."
     folder = Path(root)/'vaw'
     types = read_json(need_file(folder/'attribute_types.json', **VAW))
     if not all(isinstance(v, list) for v in types.values()): raise ValueError(f'{folder}/attribute_types.json must give a list of attributes for each type')
     entries = [e for s in splits for e in _entries(folder/f'{s}.json')]
-    table = pd.DataFrame(dict(image_id=[str(e['image_id']) for e in entries], instance_bbox=[e['instance_bbox'] for e in entries], object_name=[e['object_name'] for e in entries]))
+    table = pd.DataFrame(dict(image_id=[str(e['image_id']) for e in entries], instance_bbox=[e['instance_bbox'] for e in entries],
+                              object_name=[e['object_name'] for e in entries]))
     area = np.array([not item_fault(dict(image_id='', instance_bbox=b)) and b[2]>0 and b[3]>0 for b in table.instance_bbox], bool)
     again = pd.Series([image_key(e) if ok else str(i) for i,(e,ok) in enumerate(zip(entries, area))]).duplicated()
     labels, notes = _labels(entries, types)
@@ -226,7 +234,7 @@ class Looked:
     typed: dict           # (object, type) -> instances with an attribute of the type
     pairs: pd.DataFrame   # type, attribute, object_name, and how many of each kind there are
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #34ae4b13
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #fd308422
 def look_up(x:Instances)->Looked:
     types = pd.DataFrame([(t, a) for t,v in x.types.items() for a in dict.fromkeys(v)], columns=['type', 'attribute'])
     labels = x.labels.join(x.table[['object_name', 'image_id']], on='instance')
@@ -237,7 +245,8 @@ def look_up(x:Instances)->Looked:
     pairs['others'] = yes.groupby('attribute').size().reindex(pairs.attribute).to_numpy() - pairs.has
     pairs['references'] = typed.groupby(['object_name', 'type']).size().reindex(pd.MultiIndex.from_frame(pairs[['object_name', 'type']])).to_numpy() - pairs.has
     objects, names = pd.factorize(x.table.object_name)
-    return Looked(pd.factorize(x.table.image_id)[0], objects, {n: i for i,n in enumerate(names)}, _grouped(yes, pair), _grouped(no, pair), _grouped(yes, 'attribute'), _grouped(typed, ['object_name', 'type']), pairs)
+    return Looked(pd.factorize(x.table.image_id)[0], objects, {n: i for i,n in enumerate(names)},
+                  _grouped(yes, pair), _grouped(no, pair), _grouped(yes, 'attribute'), _grouped(typed, ['object_name', 'type']), pairs)
 
 # %% ../../nbs/02b_benchmarks.genecis.ipynb #68e3dceb
 def _some(pool, n, rng):
@@ -267,12 +276,16 @@ def _draw_change(look, pair, type, rng):
     parts = [_some(_apart(pool, look, target, ref[0]), n, rng) for pool,(_,n) in zip(pools, KINDS['change_attribute'])]
     return None if any(p is None for p in parts) else (int(ref[0]), target, np.concatenate(parts))
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #96f57886
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #b3187621
 def _possible(look, focus, rules)->tuple: # pairs, reasons
     "The pairs that can fill a template, and how many cannot, by reason."
     p = look.pairs
-    tests = {'pairs of a type that is not asked': ~p.type.isin(rules.exclude_types), 'pairs seen in fewer than two photographs': p.photos>=2, 'pairs with fewer than 9 known to lack the attribute': p.lacks>=9} if focus else {
-             'pairs without a reference of another attribute': p.references>=1, 'pairs with fewer than 9 other objects': p.others>=9, 'pairs with fewer than 5 known to lack the attribute': p.lacks>=5}
+    tests = {'pairs of a type that is not asked': ~p.type.isin(rules.exclude_types),
+             'pairs seen in fewer than two photographs': p.photos>=2,
+             'pairs with fewer than 9 known to lack the attribute': p.lacks>=9} if focus else {
+             'pairs without a reference of another attribute': p.references>=1,
+             'pairs with fewer than 9 other objects': p.others>=9,
+             'pairs with fewer than 5 known to lack the attribute': p.lacks>=5}
     ok, reasons = np.ones(len(p), bool), {}
     for why,t in tests.items(): reasons[why] = int((ok & ~t).sum()); ok &= t.to_numpy()
     return p[ok], reasons
@@ -288,7 +301,7 @@ def _next_pair(by_type, used, rng)->tuple: # type, attribute, object name
     a = least(by_type[t], lambda a: (t, a))
     return t, a, str(rng.choice(by_type[t][a]))
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #75534286
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #32067cb4
 def build_attribute(task:str, instances:Instances, n:int, rules:Rules, seed=0, tries=50)->Built:
     "Focus on an Attribute or Change an Attribute from VAW labels."
     look, rng, focus = look_up(instances), np.random.default_rng(seed), task.startswith('focus')
@@ -302,7 +315,8 @@ def build_attribute(task:str, instances:Instances, n:int, rules:Rules, seed=0, t
         used[t, a], used[t], failed[t] = used[t, a]+1, used[t]+ok, 0 if ok else failed[t]+1
         if failed[t]>=tries: del live[t]
     item = lambda i: {k: instances.table.at[i, k] for k in ('image_id', 'instance_bbox')}
-    templates = [dict(reference=item(ref), target=item(target), gallery=[item(i) for i in gallery], condition=d['condition']) for (ref,target,_),(gallery,d) in drawn.items()]
+    templates = [dict(reference=item(ref), target=item(target), gallery=[item(i) for i in gallery], condition=d['condition'])
+                 for (ref,target,_),(gallery,d) in drawn.items()]
     dropped |= {f'types without a new template in {tries} tries': sum(f>=tries for f in failed.values()), 'templates asked for, but not found': n-len(drawn)}
     return Built(task, templates, pd.DataFrame([d for _,d in drawn.values()]), dropped)
 
@@ -328,7 +342,7 @@ def _attribute_faults(t, d, look_at, types, focus):
     yield 'a distractor is another object or is not labelled as lacking the attribute', not all(m==n and a in no for m,_,no in (G if focus else G[9:]))
     if not focus: yield 'one of nine is the same object, or lacks the attribute', not all(m!=n and a in p for m,p,_ in G[:9])
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #6cc8dcba
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #e0825e0b
 def violations(built:Built, source, rules:Rules)->dict: # broken rule -> templates
     "Check every template against the rules, slowly."
     focus, found = built.task.startswith('focus'), Counter()
@@ -337,22 +351,26 @@ def violations(built:Built, source, rules:Rules)->dict: # broken rule -> templat
         check = lambda t,d: _object_faults(t, S, rules, focus)
     else:
         every = source.labels.groupby(['instance', 'positive']).attribute.agg(set).to_dict()
-        known = {image_key(dict(image_id=r.image_id, instance_bbox=r.instance_bbox)): (r.object_name, every.get((r.Index, True), set()), every.get((r.Index, False), set())) for r in source.table.itertuples()}
+        known = {image_key(dict(image_id=r.image_id, instance_bbox=r.instance_bbox)):
+                 (r.object_name, every.get((r.Index, True), set()), every.get((r.Index, False), set())) for r in source.table.itertuples()}
         check = lambda t,d: _attribute_faults(t, d, lambda item: known[image_key(item)], source.types, focus)
     for t,d in zip(built.templates, built.details.itertuples()):
         R, T, G, _ = keys_of(t)
         same = len({R, T, *G})<len(G)+2
-        for rule,broken in [('an image appears twice', same), ('the gallery has another size', len(G)+1!=gallery_size(built.task)), *check(t, d)]: found[rule] += broken
+        size = len(G)+1!=gallery_size(built.task)
+        for rule,broken in [('an image appears twice', same), ('the gallery has another size', size), *check(t, d)]: found[rule] += broken
     return {k: v for k,v in found.items() if v}
 
-# %% ../../nbs/02b_benchmarks.genecis.ipynb #94e30d99
+# %% ../../nbs/02b_benchmarks.genecis.ipynb #87d49226
 def build_genecis(root, n:int=2000, rules:Rules=Rules(), seed:int=0, splits=('train', 'val', 'test'), tasks=TASKS)->Path:
     "The folder with templates made from the annotations below `root`."
     root = Path(root)
-    files = [f for f in [*(root/f'vaw/{s}.json' for s in splits), root/'vaw/attribute_types.json', root/'coco/annotations/panoptic_val2017.json', root/'annotations/panoptic_val2017.json'] if f.exists()]
+    paths = [*(f'vaw/{s}.json' for s in splits), 'vaw/attribute_types.json', 'coco/annotations/panoptic_val2017.json', 'annotations/panoptic_val2017.json']
+    files = [root/p for p in paths if (root/p).exists()]
     def build(folder):
         (folder/'genecis').mkdir()
-        sources = dict(attribute=read_vaw(root, splits) if any('attribute' in t for t in tasks) else None, object=read_panoptic(root) if any('object' in t for t in tasks) else None)
+        kinds = {t.split('_')[1] for t in tasks}
+        sources = dict(attribute='attribute' in kinds and read_vaw(root, splits), object='object' in kinds and read_panoptic(root))
         for k,task in enumerate(tasks):
             kind = task.split('_')[1]
             b = dict(attribute=build_attribute, object=build_object)[kind](task, sources[kind], n, rules, seed+k)

@@ -185,7 +185,7 @@ class Benchmark:
     def __len__(self): return len(self.queries)
     def restrict(self, present)->'Benchmark': return _restrict(self, set(present))
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #04e50a38
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #c33f7da1
 def _restrict(b:Benchmark, here:set)->Benchmark:
     "What can be scored with the images that are `here`."
     missing = [i for i in b.images if i not in here]
@@ -193,7 +193,8 @@ def _restrict(b:Benchmark, here:set)->Benchmark:
     q, own = b.queries, b.shared_gallery is None
     need = [{*t, *(g if own else ()), *((r,) if isinstance(r, str) else ())} for t,g,r in zip(q.targets, q.gallery, q.reference)]
     keep = np.array([n<=here for n in need], bool)
-    if not keep.any(): raise ValueError(f'{b.name}/{b.task}: {len(missing)} of {len(b.images)} images are missing (the first: {missing[0]!r}), and no query has all of its own')
+    if not keep.any():
+        raise ValueError(f'{b.name}/{b.task}: {len(missing)} of {len(b.images)} images are missing (the first: {missing[0]!r}), and no query has all of its own')
     out = f'{(~keep).sum()} of {len(q)} queries left out' if not keep.all() else ''
     protocol = replace(b.protocol, coverage=b.protocol.coverage*(1-len(missing)/len(b.images)), extra='; '.join(filter(None, [b.protocol.extra, out])))
     return replace(b, queries=q[keep], protocol=protocol, images=[i for i in b.images if i in here],
@@ -243,7 +244,7 @@ def _shared_gallery(method, bench, q, vec, budget=2**25):
         for v,r in zip(valid, block): v[[col[i] for i in _excluded(r, bench.protocol) if i in col]] = False
         yield block, method.scores(q[start:start+step], gal), [[col[t] for t in r.targets] for r in block], valid, [ids]*len(block)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #2e531941
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #d972d081
 def _padded(lists, fill)->np.ndarray:
     "Lists of different lengths as one array."
     width = max(map(len, lists))
@@ -259,8 +260,9 @@ def _ranked(rows, scores, targets, valid, ids, keep)->pd.DataFrame:
     "One line per query of a block."
     S = torch.as_tensor(scores).float().cpu().numpy()
     R = ranks(S, _padded(targets, -1), valid, [r.query_id for r in rows])
-    return pd.DataFrame([dict(query_id=r.query_id, task=r.task, reference=r.reference, condition=r.condition, rank=int(k[k>0].min()), ranks=[int(x) for x in k if x>0],
-        gallery_size=int(v.sum()), top=_top(s, t, v, g, keep)) for r,k,s,t,v,g in zip(rows, R, S, targets, valid, ids)])
+    return pd.DataFrame([dict(query_id=r.query_id, task=r.task, reference=r.reference, condition=r.condition,
+        rank=int(k[k>0].min()), ranks=[int(x) for x in k if x>0], gallery_size=int(v.sum()), top=_top(s, t, v, g, keep))
+        for r,k,s,t,v,g in zip(rows, R, S, targets, valid, ids)])
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #841b396e
 RESULT_COLUMNS = ['benchmark', 'task', 'method', 'backbone', 'profile', 'seed', 'metric', 'k', 'value', 'ci_low', 'ci_high', 'n', 'protocol']

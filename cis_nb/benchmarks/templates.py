@@ -41,7 +41,7 @@ def parse_key(key:str)->tuple: # file stem, box or None
     name, _, box = key.partition('@')
     return name, tuple(map(float, box.split(','))) if box else None
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #203646b1
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #c156739a
 def item_fault(item)->str:
     "What is wrong with an image of a template; empty if nothing."
     if not isinstance(item, dict): return f'is {type(item).__name__}, not an object'
@@ -55,7 +55,8 @@ def check_templates(templates, source='templates'):
     "Refuse what is not a list of templates; name the file, the template and the field."
     if not isinstance(templates, list): raise ValueError(f'{source}: expected a list of templates, not {type(templates).__name__}')
     for i,t in enumerate(templates):
-        if lost := [k for k in ('reference', 'target', 'gallery', 'condition') if not isinstance(t, dict) or k not in t]: raise ValueError(f'{source}, template {i}: no {lost[0]!r}')
+        if lost := [k for k in ('reference', 'target', 'gallery', 'condition') if not isinstance(t, dict) or k not in t]:
+            raise ValueError(f'{source}, template {i}: no {lost[0]!r}')
         if not isinstance(t['condition'], str): raise ValueError(f'{source}, template {i}: the condition is not text: {t["condition"]!r}')
         if not isinstance(t['gallery'], list) or not t['gallery']: raise ValueError(f'{source}, template {i}: the gallery is empty or not a list')
         for name,item in [('reference', t['reference']), ('target', t['target']), *((f'gallery[{j}]', g) for j,g in enumerate(t['gallery']))]:
@@ -142,18 +143,22 @@ def audit(templates, present=None)->pd.DataFrame: # flaw, templates, percent, ex
         seen.add((R,T,c))
     return pd.DataFrame([dict(flaw=f, templates=len(w), percent=100*len(w)/len(named), examples=', '.join(map(str, w[:3]))) for f,w in found.items()])
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #76c72ee6
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #579fad79
 def census(templates, present=None)->dict:
     "How many different things a file holds."
     named = [keys_of(t) for t in templates]
     images = {k for R,T,G,_ in named for k in (R, T, *G)}
-    counts = dict(templates=len(named), conditions=len({c for *_,c in named}), references=len({R for R,*_ in named}), images=len(images), photographs=len({parse_key(k)[0] for k in images}))
+    counts = dict(templates=len(named), conditions=len({c for *_,c in named}), references=len({R for R,*_ in named}),
+                  images=len(images), photographs=len({parse_key(k)[0] for k in images}))
     return counts if present is None else dict(counts, present=len(images & present))
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #50fb329c
-RELEASED = dict(focus_attribute='33edb4aba762c74d', change_attribute='f256e04f7ea3c3e4', focus_object='ee6de86ffb78ad98', change_object='0a5145984f7d8594')   # SHA-256, unpacked
-PICTURES = dict(object=(('val2017', 'coco/val2017'), dict(what='COCO val2017', where='http://images.cocodataset.org/zips/val2017.zip', licence='Flickr terms per photograph', size='1 GB')),
-                attribute=(('vg', 'VG_100K', 'VG_100K_2', 'vg/VG_100K', 'vg/VG_100K_2'), dict(what='Visual Genome images', where='https://homes.cs.washington.edu/~ranjay/visualgenome', licence='CC BY 4.0', size='15 GB')))
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #a28d7beb
+RELEASED = dict(focus_attribute='33edb4aba762c74d', change_attribute='f256e04f7ea3c3e4',   # SHA-256 of the released files, unpacked
+                focus_object='ee6de86ffb78ad98', change_object='0a5145984f7d8594')
+PICTURES = dict(object=(('val2017', 'coco/val2017'),
+                        dict(what='COCO val2017', where='http://images.cocodataset.org/zips/val2017.zip', licence='Flickr terms per photograph', size='1 GB')),
+                attribute=(('vg', 'VG_100K', 'VG_100K_2', 'vg/VG_100K', 'vg/VG_100K_2'),
+                           dict(what='Visual Genome images', where='https://homes.cs.washington.edu/~ranjay/visualgenome', licence='CC BY 4.0', size='15 GB')))
 
 def picture_files(root, task:str)->dict: # file stem -> path
     "The photographs of a task that are below `root`."
@@ -165,7 +170,8 @@ def templates_file(folder, task:str)->Path:
     "The task's file, packed or not, in `genecis/` below a folder or in the folder itself."
     if task not in TASKS: raise ValueError(f'unknown task {task!r}; the tasks are {", ".join(TASKS)}')
     places = [f/f'{task}.json{end}' for f in (Path(folder)/'genecis', Path(folder)) for end in ('', '.gz')]
-    return next((p for p in places if p.exists()), None) or need_file(places[0], f'GeneCIS {task}', 'https://github.com/facebookresearch/genecis', 'CC BY-NC 4.0', '10 MB')
+    return next((p for p in places if p.exists()), None) or need_file(places[0],
+        f'GeneCIS {task}', 'https://github.com/facebookresearch/genecis', 'CC BY-NC 4.0', '10 MB')
 
 # %% ../../nbs/02ab_benchmarks.templates.ipynb #67341cea
 def _source(path, task)->str:
@@ -180,7 +186,7 @@ def _queries(templates, task)->pd.DataFrame:
     rows = [(f'{task}-{i:04d}', R, c, [T], [T, *(g for g in G if g!=T)]) for i,(R,T,G,c) in enumerate(map(keys_of, templates))]
     return pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'targets', 'gallery'])
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #ea581b82
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #91d82036
 CROPS = dict(official='box + 0.7 to left and top', symmetric='box + 0.7 on all sides')
 
 def load_genecis(root, task:str, templates=None, crop_mode='official')->Benchmark:
@@ -192,18 +198,20 @@ def load_genecis(root, task:str, templates=None, crop_mode='official')->Benchmar
         with Image.open(files[name]) as im: return crop(im, box, mode=crop_mode) if box else im.convert('RGB')
     kept = 'kept' if any(r in g for r,g in zip(q.reference, q.gallery)) else 'not in gallery'
     whole = task.endswith('object')
-    protocol = Protocol(f'genecis/{task}', gallery=f'{gallery_size(task)} per query', reference=kept, split='test', crop='whole image' if whole else CROPS[crop_mode], extra=_source(path, task))
+    protocol = Protocol(f'genecis/{task}', gallery=f'{gallery_size(task)} per query', reference=kept, split='test',
+                        crop='whole image' if whole else CROPS[crop_mode], extra=_source(path, task))
     b = Benchmark('genecis', task, q, load, protocol)
     usable = {k for k in b.images if (p := parse_key(k))[0] in files and (p[1] is None or min(p[1][2:])>0)}
     stats = sorted({(n, files[n].stat().st_size, files[n].stat().st_mtime_ns) for n in (parse_key(k)[0] for k in usable)})
     b.key = fingerprint([crop_mode, stats])
     return b.restrict(usable)
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #5f4fe5a5
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #c070d833
 def show_template(template:dict, task:str, load, height=.72):
     "A template as a page: reference and target, then the distractors by kind."
     R, T, G, c = keys_of(template)
-    rows, i = [dict(images=[load(R), load(T)], titles=['reference', 'target'], outlines=['reference', 'target'], title=f'{TITLES[task]}: “{c}”', height=1.5*height)], 0
+    pair = ['reference', 'target']
+    rows, i = [dict(images=[load(R), load(T)], titles=pair, outlines=pair, title=f'{TITLES[task]}: “{c}”', height=1.5*height)], 0
     for kind,n in KINDS[task]:
         rows.append(dict(images=[load(g) for g in G[i:i+n]], title=kind)); i += n
     return show_grid(rows, height)
