@@ -96,7 +96,7 @@ def genecis(p:dict,               # the parameters below
     return SimpleNamespace(root=root, rules=rules, benchmarks=benchmarks, missing={**missing, **broken}, model=model, encode=encode,
                            folder=folder, per_query=per_query, results=summary(per_query, p['backbone'], p['seed']))
 
-# %% ../nbs/06_evaluate.ipynb #8c2d50f8
+# %% ../nbs/06_evaluate.ipynb #b560910b
 def answer_strip(bench, a,  # a line of `answers`
                  title='', k=5)->dict: # a row of `show_grid`
     "The reference, the first `k` answers, the target."
@@ -116,5 +116,5 @@ def only(per_query, a:str, b:str, task)->pd.DataFrame: # lines of `b`
     mine = per_query[per_query.task==task]
     rank = mine.pivot(index=['draw', 'query_id'], columns='method', values='rank')
     lost = rank.index[(rank[a]==1) & (rank[b]>1)]
-    lines = mine[mine.method==b].set_index(['draw', 'query_id'], drop=False).loc[lost]
+    lines = mine[mine.method==b].set_index(['draw', 'query_id']).loc[lost].reset_index()
     return lines.sort_values(['rank', 'draw', 'query_id'], ascending=[False, True, True], ignore_index=True)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WISHES', 'WORDS', 'PAPERS', 'KINDS', 'MAP_WORDS', 'PARTS', 'page_cell', 'shown', 'page_output', 'warned', 'load',
-           'state', 'told', 'esc', 'inline', 'badge', 'span', 'day', 'run_line', 'relink', 'page', 'pages', 'paper_map',
-           'places', 'map_state', 'map_counts', 'map_page', 'front', 'results', 'typeset', 'site']
+           'state', 'told', 'esc', 'inline', 'badge', 'span', 'day', 'run_line', 'folded', 'relink', 'page', 'pages',
+           'paper_map', 'places', 'map_state', 'map_counts', 'map_page', 'front', 'results', 'typeset', 'site']
 
 # %% ../nbs/10b_site.ipynb #097e9dc9
 import html, json, os, re, shutil, subprocess, sys, time
@@ -47,22 +47,22 @@ def load(path:Path)->dict:
     "A JSON file, {} where there is none."
     return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
 
-# %% ../nbs/10b_site.ipynb #60ee20c7
+# %% ../nbs/10b_site.ipynb #62a292c7
 WORDS = dict(done='done', failed='failed', skipped='skipped', earlier='earlier result', missing='not run')
 
 def state(e, found:dict)->tuple: # word, why
     "How an experiment of the profile `found` stands."
     if failed := load(e.folder/'failed.json'): return 'failed', failed['reasons'][0]
     below = {n: state(found[n], found) for n in e.needs}
-    broken = next((w[1] if w[0] in ('skipped', 'earlier') else n for n,w in below.items() if w[0]!='done'), None)
+    broken = next((w[1] or n if w[0] in ('skipped', 'earlier') else n for n,w in below.items() if w[0]!='done'), None)
     if e.receipt.exists() and done(e) and not broken: return 'done', ''
-    if e.receipt.exists(): return 'earlier', broken or 'something changed'
+    if e.receipt.exists(): return 'earlier', broken or ''
     return ('skipped', broken) if broken else ('missing', '')
 
 def told(word:str, why:str)->str:
     "The same as a sentence."
-    return dict(done='', failed=f'failed: {why}', skipped=f'skipped, because it needs {why}, which has no result',
-                earlier=f'an earlier result: {why} has changed or failed since', missing='not run yet')[word]
+    return dict(done='', failed=f'failed: {why}', skipped=f'skipped, because it needs {why}, which has no result', missing='not run yet',
+                earlier=f'an earlier result: it needs {why}, which has no new one' if why else 'an earlier result, from before a change')[word]
 
 # %% ../nbs/10b_site.ipynb #a5735311
 def esc(s)->str: return html.escape(str(s))
@@ -92,7 +92,17 @@ def run_line(e, found:dict, nb:dict)->str:
     trouble = f'<p>This chapter: {esc(told(word, why))}.</p>' + (f'<pre>{esc(chr(10).join(trace))}</pre>' if trace else '')
     return f'<div class="cis-run">{" · ".join(facts)}</div>' + (f'<div class="cis-trouble">{trouble}</div>' if word!='done' else '')
 
-# %% ../nbs/10b_site.ipynb #ddeb6d0c
+# %% ../nbs/10b_site.ipynb #5a000e2b
+def folded(cells:list)->list:
+    "Join each cell of hidden code with the one before it, where that shows nothing."
+    out = []
+    for c in (c for c in cells if 'remove-cell' not in tags(c)):
+        quiet = out and tags(out[-1])==['hide-input']==tags(c) and not out[-1]['outputs']
+        if quiet: c = dict(c, source=out.pop()['source']+'\n\n'+c['source'])
+        out.append(c)
+    return out
+
+# %% ../nbs/10b_site.ipynb #f65bca75
 def relink(source:str, docs:dict   # notebook stem -> page
           )->str:
     "Turn links to notebooks into links to their pages."
@@ -100,7 +110,7 @@ def relink(source:str, docs:dict   # notebook stem -> page
 
 def page(nb:dict, docs:dict, line:str='', caption:str='')->dict:
     "A notebook as the typesetter wants it; `line` goes below the title, `caption` above this run's parameters."
-    cells = [page_cell(c) for c in nb['cells'] if 'papermill-error-cell-tag' not in tags(c)]
+    cells = folded([page_cell(c) for c in nb['cells'] if 'papermill-error-cell-tag' not in tags(c)])
     for c in cells:
         if c['cell_type']=='markdown': c['source'] = relink(c['source'], docs)
     at = next((i for i,c in enumerate(cells) if 'injected-parameters' in tags(c)), None)
@@ -109,7 +119,7 @@ def page(nb:dict, docs:dict, line:str='', caption:str='')->dict:
     spec = dict(kernelspec=dict(name='python3', display_name='Python 3', language='python'), language_info=dict(name='python', pygments_lexer='ipython3'))
     return dict(cells=cells, metadata=spec, nbformat=4, nbformat_minor=4)
 
-# %% ../nbs/10b_site.ipynb #14092efd
+# %% ../nbs/10b_site.ipynb #ab9073bf
 def _experiment_page(e, found:dict, docs:dict)->dict:
     "The page of an experiment, from the notebook of its run or, without one, from the source."
     path = e.folder/'notebook.ipynb'
@@ -126,10 +136,12 @@ def pages(found:dict)->dict: # name of a page -> notebook
         out |= {e.name: _experiment_page(e, found, docs) for e in es}
         if not es: out[stem] = page(read_notebook(notebooks()[stem]), docs, '<div class="cis-run">Words and code; this profile does not run this chapter.</div>')
     about = read_notebook(project_root()/'nbs'/'index.ipynb')
-    for c in about['cells']: c['source'] = c['source'].replace('<!-- contents -->', contents())
+    for c in about['cells']:   # links to files of the repository lead nowhere on the site, but for the map
+        c['source'] = c['source'].replace('<!-- contents -->', contents()).replace('../cis_nb/paper/map.csv', 'map.md')
+        c['source'] = re.sub(r'\[([^\]]+)\]\(\.\./[^)]*\)', r'\1', c['source'])
     return {'about': page(about, docs), **out}
 
-# %% ../nbs/10b_site.ipynb #09fbe5c9
+# %% ../nbs/10b_site.ipynb #a49b873a
 PAPERS = dict(genecis='GeneCIS', compodiff='CompoDiff', lrvsf='LRVS-Fashion', lincir='LinCIR')
 KINDS = dict(T='table', P='plot', Q='pictures', D='diagram')
 
@@ -141,34 +153,34 @@ def places(row)->list: # [(profile, experiment)]
     "Where a table or figure is made."
     return [tuple(x.split('/', 1)) for x in row.here.split(';') if x]
 
-def map_state(row, profile:str, states:dict)->str: # done, partly, failed, elsewhere, waits or diagram
-    "How a table or figure stands in this book."
+def map_state(row, states:dict)->str: # done, partly, failed, elsewhere, waits or diagram
+    "How a table or figure stands in this book; an experiment of the same name makes it in every profile."
     if row.kind=='D' and not row.here: return 'diagram'
-    mine = [states[n] for p,n in places(row) if p==profile and n in states]
+    mine = [states[n] for _,n in places(row) if n in states]
     if mine: return 'failed' if set(mine)!={'done'} else 'partly' if row.waits else 'done'
     return 'elsewhere' if row.here else 'waits'
 
-def map_counts(profile:str, states:dict)->pd.DataFrame:
+def map_counts(states:dict)->pd.DataFrame:
     "Tables and figures of each paper by how they stand; diagrams aside."
-    m = paper_map(); m['state'] = [map_state(r, profile, states) for r in m.itertuples()]
+    m = paper_map(); m['state'] = [map_state(r, states) for r in m.itertuples()]
     m = m[m.state!='diagram']
     return pd.crosstab(m.paper, m.state).reindex(index=list(PAPERS), columns=['done', 'partly', 'failed', 'elsewhere', 'waits'], fill_value=0)
 
-# %% ../nbs/10b_site.ipynb #26f1d986
+# %% ../nbs/10b_site.ipynb #e039216e
 MAP_WORDS = dict(done='made here', partly='made in part', failed='failed here', elsewhere='another profile', waits='waits', diagram='diagram')
 
-def _map_row(r, profile:str, states:dict)->str:
+def _map_row(r, states:dict)->str:
     "A row of the map as HTML."
-    links = [f'<a href="{n}.html">{n}</a>' if p==profile and n in states else f'<code>{p}/{n}</code>' for p,n in places(r)]
-    word = map_state(r, profile, states)
+    links = [f'<a href="{n}.html">{n}</a>' if n in states else f'<code>{p}/{n}</code>' for p,n in places(r)]
+    word = map_state(r, states)
     said = ', '.join(links) + ('; the rest waits for ' if links and r.waits else '') + inline(r.waits)
     return f'<tr><td>{esc(r.item)}<td>{KINDS[r.kind]}<td>{inline(r.what)}<td><span class="cis-badge cis-{word}">{MAP_WORDS[word]}</span><td>{said}'
 
-def map_page(profile:str, states:dict)->str:
+def map_page(states:dict)->str:
     "The page with all tables and figures of the papers, as Markdown."
     m, out = paper_map(), ['# The map of the four papers', '', 'Every table and figure of the four papers: the experiment that makes it here, or what it waits for.', '']
     for paper, rows in m.groupby('paper', sort=False):
-        body = '\n'.join(_map_row(r, profile, states) for r in rows.itertuples())
+        body = '\n'.join(_map_row(r, states) for r in rows.itertuples())
         out += [f'## {PAPERS[paper]}', '', f'<table class="cis-table cis-map"><tr><th>item<th>kind<th>what it shows<th>state<th>where, or what it waits for\n{body}\n</table>', '']
     return '\n'.join(out)
 
@@ -214,11 +226,11 @@ def _facts(profile:str, receipts:list)->str:
                 system=r['machine']['os'], versions=', '.join(f'{k} {v}' for k,v in r['versions'].items()))
     return '<table class="cis-table cis-facts">' + ''.join(f'<tr><th>{inline(k)}<td>{esc(v)}' for k,v in rows.items()) + '</table>'
 
-# %% ../nbs/10b_site.ipynb #67fcebd4
+# %% ../nbs/10b_site.ipynb #915032b6
 def _toctree(names:list, found:dict)->str:
     "The side bar: the parts of the book and their pages."
     chapter = lambda n: found[n].chapter if n in found else n
-    out = ['```{toctree}\n:hidden:\n\nabout\nmap\n```']
+    out = ['```{toctree}\n:hidden:\n\nWhat this is <about>\nmap\n```']
     for number, part in PARTS.items():
         entries = [f'{_title(n, chapter(n))} <{n}>' for n in names if n.startswith(number)]
         if entries: out.append(f'```{{toctree}}\n:hidden:\n:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
@@ -228,7 +240,7 @@ def front(profile:str, found:dict, names:list, wall:float=0)->str: # Markdown
     "The first page of the book."
     states = {n: state(e, found)[0] for n,e in found.items()}
     receipts = [load(e.receipt) for e in found.values() if e.receipt.exists()]
-    counts = map_counts(profile, states)
+    counts = map_counts(states)
     body = ''
     for number, part in PARTS.items():
         rows = [_front_row(n, found) for n in names if n.startswith(number)]
@@ -244,14 +256,14 @@ def results(found:dict)->pd.DataFrame:
     if not tables: return pd.DataFrame(dict(experiment=[]))
     return pd.concat([pd.read_parquet(p).assign(experiment=n) for n,p in tables.items()], ignore_index=True).pipe(lambda d: d[['experiment', *d.columns.drop('experiment')]])
 
-# %% ../nbs/10b_site.ipynb #5528bf64
+# %% ../nbs/10b_site.ipynb #3995d61c
 def _sources(profile:str, found:dict, wall:float, src:Path):
     "Write all that the typesetter reads."
     shutil.rmtree(src, ignore_errors=True); shutil.copytree(Path(find_spec('cis_nb').origin).parent/'assets'/'book', src, ignore=shutil.ignore_patterns('__pycache__'))
     all_pages = pages(found)
     for name, nb in all_pages.items(): (src/f'{name}.ipynb').write_text(json.dumps(nb, sort_keys=True), encoding='utf-8')
     (src/'index.md').write_text(front(profile, found, [n for n in all_pages if n!='about'], wall), encoding='utf-8')
-    (src/'map.md').write_text(map_page(profile, {n: state(e, found)[0] for n,e in found.items()}), encoding='utf-8')
+    (src/'map.md').write_text(map_page({n: state(e, found)[0] for n,e in found.items()}), encoding='utf-8')
     if (images := project_root()/'nbs'/'images').is_dir(): shutil.copytree(images, src/'images')
     for e in found.values():
         for f in ('receipt.json', 'failed.json', 'log.txt'):

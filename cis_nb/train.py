@@ -415,7 +415,7 @@ def result_rows(found:dict, data:str, seed:int=0, **labels)->tuple:
                          n=len(v), protocol=protocols[-1].id))
     return pd.DataFrame(rows, columns=RESULT_COLUMNS), protocols
 
-# %% ../nbs/05_train.ipynb #51b1b2ad
+# %% ../nbs/05_train.ipynb #cb9f6ab5
 class Contrastive:
     "CLIP's objective, for a backbone and pairs of pictures and captions."
     name, metric = 'contrastive', 'mean'
@@ -438,7 +438,7 @@ class Contrastive:
     def validate(self):
         found = {k: 100*float(v.mean()) for k,v in self.answers().items()}
         return dict(mean=sum(found.values())/len(found), **found)
-    def save(self, folder): save_backbone(self.backbone, folder)
+    def save(self, folder): save_backbone(self.backbone, folder, weights=f'{self.name}, from {self.backbone.source}')
     def load(self, folder): self.backbone.load_state_dict(load_backbone(self.backbone.name, str(folder), device='cpu').state_dict())
 
 # %% ../nbs/05_train.ipynb #ba903236

@@ -7,7 +7,7 @@ import pytest
 
 from cis_nb.world import outfits as o
 
-GOLDEN = {64: '17c2078e63b475785b1cbcc579b8f2df7ae5ffaf875cbcc5707bd5b59463f47e', 100: 'f6fa3939fcd2da9e1077e5b76f32416bb9eec8d0ea33eacfe124daa75ba1f6f4', 128: 'abb5538a676e269024f4fecc323b5a383dbe9aa42b5484c724ec8dab0f10f2b7'}   # golden_hash(6, size)
+GOLDEN = {64: '198ab4427acabc6eeafb43ee0ff26cb1c65b647f4e0af5ee2c60032049786bad', 100: '1d641149d7c07ad31c4c47b8b7fdaad335d440080de0677d53fe388136f81732', 128: 'c7d11298d5a9d418a01c1a70a417002daadb5937e7cb5749b2e7b57fdd634bee'}   # golden_hash(6, size)
 ROOT = Path(o.__file__).resolve().parents[2]
 
 def foreground(image):

@@ -322,9 +322,9 @@ def dye(canvas:np.ndarray,  # (H, W, 3) uint8, is painted on
     canvas[a:b, c:d] = (out.astype(np.uint16) + free[...,None].astype(np.uint16)*canvas[a:b, c:d] + 8)>>4
     return slice(a,b), slice(c,d), free
 
-# %% ../../nbs/01b_world.outfits.ipynb #7a9958f5
-COLOURS = dict(red=(214,64,58), orange=(240,138,60), yellow=(247,204,76), green=(86,164,90), teal=(46,160,158), blue=(74,132,216), navy=(42,56,110),
-               purple=(134,88,178), pink=(246,150,182), brown=(140,92,60), beige=(228,204,166), grey=(156,160,168), black=(52,48,56), white=(250,248,242))
+# %% ../../nbs/01b_world.outfits.ipynb #0e78abea
+COLOURS = dict(red=(214,64,58), orange=(240,138,60), yellow=(243,201,76), green=(86,164,90), teal=(46,160,158), blue=(74,132,216), navy=(42,56,110),
+               purple=(134,88,178), pink=(243,150,182), brown=(140,92,60), beige=(228,204,166), grey=(156,160,168), black=(52,48,56), white=(243,241,235))
 PARTNERS = {c:[k for k,v in COLOURS.items() if sum(abs(x-y) for x,y in zip(v,u))>170] for c,u in COLOURS.items()}   # second colours that can be told apart
 FIXED = dict(g=(240,190,70), w=(252,250,245), k=(54,46,52), t=(190,140,86), S=(240,200,170), H=(84,56,42), shadow=(226,226,232))
 
