@@ -6,7 +6,9 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 READY   := $(VENV)/.ready
 # an installer that reads other variables than pip does
-export UV_DEFAULT_INDEX := $(or $(UV_DEFAULT_INDEX),$(PIP_INDEX_URL),https://pypi.org/simple)
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
 
 .PHONY: help book bench lab test export clean constraints
 help:

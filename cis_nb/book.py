@@ -209,12 +209,12 @@ def execute(e:Experiment, folder:Path, threads:int=1)->str: # what stopped it, '
             return f'{type(error).__name__}: {(str(error).strip() or "no message").splitlines()[-1]}'
     return ''
 
-# %% ../nbs/10_book.ipynb #bbd7f6cd
+# %% ../nbs/10_book.ipynb #b404582e
 def audit(nb:dict, given:dict)->list:
     "The reasons why a finished notebook may not be trusted."
     cells = code_cells(nb)
-    bad = [f'cell {i} never ran' for i,c in enumerate(cells) if c['execution_count'] is None and 'papermill-error-cell-tag' not in tags(c)]
-    bad += [f'cell {i} raised {o["ename"]}: {str(o["evalue"])[:300]}' for i,c in enumerate(cells) for o in c['outputs'] if o['output_type']=='error']
+    bad = [f'cell {i} raised {o["ename"]}: {str(o["evalue"])[:300]}' for i,c in enumerate(cells) for o in c['outputs'] if o['output_type']=='error']
+    bad += [f'cell {i} never ran' for i,c in enumerate(cells) if c['execution_count'] is None and 'papermill-error-cell-tag' not in tags(c)]
     at = {t: i for i,c in enumerate(cells) for t in tags(c)}
     if given and at.get('injected-parameters') != at.get('parameters', -2)+1: bad.append('the given parameters are not behind the parameters cell')
     return bad

@@ -315,7 +315,7 @@ def show_table(df:pd.DataFrame, caption:str,
     if not index: style = style.hide(axis='index')
     return HTML(style.to_html(table_uuid=fingerprint([caption, [str(c) for c in df.columns]])[:8]))
 
-# %% ../nbs/00_core.ipynb #b99a49a9
+# %% ../nbs/00_core.ipynb #6e12715c
 def _run_name(run)->str:
     "A run by its place in the store, another path by its name."
     run, store = Path(run), store_root()
@@ -324,29 +324,31 @@ def _run_name(run)->str:
 def _receipt_html(r:dict)->HTML:
     "The receipt as the reader sees it."
     facts = {'seconds': f'{r["seconds"]:.1f}', 'runs': ', '.join(r['runs']), 'counts': ', '.join(f'{v} {k}' for k,v in r['counts'].items()),
-             'protocol': '; '.join(r['protocol']), 'seed': ', '.join(map(str, r['seed'])), 'result rows': str(r['rows'] or '')}
+             'protocol': '; '.join(r['protocol']),
+             'backbone': '; '.join(f'{b["backbone"]} ({b["weights"]}, {b["activation"]}, {b["dtype"]}, preprocessing {b["preprocess"]})' for b in r['backbone']), 'seed': ', '.join(map(str, r['seed'])), 'result rows': str(r['rows'] or '')}
     lines = ''.join(f'<div><b>{k}</b> {html.escape(v)}</div>' for k,v in facts.items() if v)
     return HTML('<div class="cis-receipt" style="border-left:4px solid #4477aa; padding:.3em 1em; margin:.5em 0">'
                 f'<div style="font-size:1.1em; margin-bottom:.3em">{html.escape(r["headline"])}</div><small>{lines}</small></div>')
 
-# %% ../nbs/00_core.ipynb #2b06ea06
-def _receipt(params, headline, results, runs, counts, protocol, seed)->dict:
+# %% ../nbs/00_core.ipynb #a6e60610
+def _receipt(params, headline, results, runs, counts, protocol, seed, backbone)->dict:
     "All that should be known about a finished experiment."
     return dict(experiment=os.environ.get('CIS_EXPERIMENT', ''), profile=os.environ.get('CIS_PROFILE', ''),
                 headline=headline, params=params, seconds=round(time.monotonic()-_started, 3),
-                runs=[_run_name(p) for p in _many(runs)], counts=counts or {}, seed=_many(seed),
+                runs=[_run_name(p) for p in _many(runs)], counts=counts or {}, seed=_many(seed), backbone=[b.record for b in _many(backbone)],
                 protocol=list(dict.fromkeys(getattr(p, 'id', str(p)) for p in _many(protocol))), rows=0 if results is None else len(results),
                 created=_now(), versions=versions(), machine=machine())
 
-# %% ../nbs/00_core.ipynb #0c2f834f
+# %% ../nbs/00_core.ipynb #c6d87905
 def finish(params:dict,
            headline:str,         # what was found, in one sentence
            results=None,         # DataFrame in the book's result columns
            runs=(),              # folders that were used or made
            counts:dict=None,     # what was skipped, by name
-           protocol=None, seed=None)->HTML:
+           protocol=None, seed=None,
+           backbone=None)->HTML: # or several: weights, activation, preprocessing and precision go into the receipt
     "End an experiment: write its receipt where the book asks for it ($CIS_REPORT), and show it."
-    receipt = _receipt(params, headline, results, runs, counts, protocol, seed)
+    receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone)
     if folder := os.environ.get('CIS_REPORT'):
         folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
         if results is not None: results.to_parquet(folder/'results.parquet', index=False)

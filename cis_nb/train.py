@@ -470,7 +470,7 @@ def make_contrastive(backbone, p:dict)->Contrastive:
     return Contrastive(backbone, pairs(p['data'], 'train', p['samples'], p['seed'], backbone.image_size),
                        questions(p['data'], p['val_samples'], backbone.image_size))
 
-# %% ../nbs/05_train.ipynb #415a2e02
+# %% ../nbs/05_train.ipynb #52f0fb1d
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]
 
 def make_objective(p:dict):
@@ -480,6 +480,7 @@ def make_objective(p:dict):
 
 def fit(folder, p:dict)->pd.DataFrame:
     "Train what the parameters say, in this process."
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 2)-1)))   # one core draws the next batch
     return train(make_objective(p), Path(folder), **{k: p[k] for k in LOOP if k in p})
 
 def launch(folder, p:dict, processes:int=1):

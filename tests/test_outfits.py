@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from cis_nb.world import outfits as o
+from cis_nb.world.cloth import PATTERNS, POSES, cut_out
+from cis_nb.world.wardrobe import CATEGORIES, SUBTYPES, Product, Shelf, captions, members, products, simple_image
 
-GOLDEN = {64: '198ab4427acabc6eeafb43ee0ff26cb1c65b647f4e0af5ee2c60032049786bad', 100: '1d641149d7c07ad31c4c47b8b7fdaad335d440080de0677d53fe388136f81732', 128: 'c7d11298d5a9d418a01c1a70a417002daadb5937e7cb5749b2e7b57fdd634bee'}   # golden_hash(6, size)
+GOLDEN = {   # golden_hash(6, size)
+    64: '198ab4427acabc6eeafb43ee0ff26cb1c65b647f4e0af5ee2c60032049786bad',
+    100: '1d641149d7c07ad31c4c47b8b7fdaad335d440080de0677d53fe388136f81732',
+    128: 'c7d11298d5a9d418a01c1a70a417002daadb5937e7cb5749b2e7b57fdd634bee'}
 ROOT = Path(o.__file__).resolve().parents[2]
 
 def foreground(image):
@@ -29,51 +34,51 @@ def test_order_and_shelves_do_not_matter(monkeypatch):
     first = [o.complex_image(o.outfit(i), 64, i)[0].tobytes() for i in range(8)]
     for name in ('flat_cloth', 'worn_cloth', 'body_cloth', 'prop_cloth'):
         shelf = getattr(o, name)
-        monkeypatch.setattr(o, name, o.Shelf(shelf.make, shelf.nbytes, room=1))
+        monkeypatch.setattr(o, name, Shelf(shelf.make, shelf.nbytes, room=1))
     again = [o.complex_image(o.outfit(i), 64, i)[0].tobytes() for i in reversed(range(8))]
     assert again[::-1]==first
     assert len(o.worn_cloth.kept)==1
 
 def test_shelf_keeps_within_its_room():
     made = []
-    shelf = o.Shelf(lambda k: made.append(k) or bytes(k), len, room=10)
+    shelf = Shelf(lambda k: made.append(k) or bytes(k), len, room=10)
     assert [len(shelf(k)) for k in (4, 5, 4, 6)]==[4, 5, 4, 6]
     assert made==[4, 5, 6] and list(shelf.kept)==[(6,)] and shelf.used==6
 
 def test_ten_categories_of_lrvsf():
-    assert o.CATEGORIES==('Bags', 'Feet', 'Hands', 'Head', 'Lower Body', 'Neck', 'Outwear', 'Upper Body', 'Waist', 'Whole Body')
-    assert all(len(o.members(c))>=4 for c in o.CATEGORIES)
+    assert CATEGORIES==('Bags', 'Feet', 'Hands', 'Head', 'Lower Body', 'Neck', 'Outwear', 'Upper Body', 'Waist', 'Whole Body')
+    assert all(len(members(c))>=4 for c in CATEGORIES)
 
-@pytest.mark.parametrize('name', o.SUBTYPES)
+@pytest.mark.parametrize('name', SUBTYPES)
 def test_every_cut_and_detail_shows(name):
     "Every condition of a sub-type changes its simple image, and everything can be worn in every pose."
-    s, p = o.SUBTYPES[name], o.Product(3, subtype=name, colors=('red', 'white'), pattern='plain')
-    images = {(c, d): o.simple_image(p.but(cut=c, detail=d)).tobytes() for c in s.cuts or ('',) for d in ('', *s.details)}
+    s, p = SUBTYPES[name], Product(3, subtype=name, colors=('red', 'white'), pattern='plain')
+    images = {(c, d): simple_image(p.but(cut=c, detail=d)).tobytes() for c in s.cuts or ('',) for d in ('', *s.details)}
     assert len(set(images.values()))==len(images)
-    for pose in o.POSES:
+    for pose in POSES:
         image, boxes = o.complex_image([p], 64, 5, 'street', pose)
         assert boxes[0] is not None
 
-@pytest.mark.parametrize('name', o.SUBTYPES)
+@pytest.mark.parametrize('name', SUBTYPES)
 def test_simple_images_fill_the_frame(name):
     "At least 20 pixels of 64 in both directions, nothing cut off, white around."
     for seed in range(6):
-        a = o.simple_image(o.Product(11, subtype=name), 64, seed)
+        a = simple_image(Product(11, subtype=name), 64, seed)
         rows, cols = np.nonzero(np.abs(np.asarray(a).astype(int)-255).max(2)>8)
         assert rows.min()>0 and cols.min()>0 and rows.max()<63 and cols.max()<63
         assert min(np.ptp(rows), np.ptp(cols))+1>=20 and max(np.ptp(rows), np.ptp(cols))+1>=44
 
 def test_subtypes_look_different():
     "Alike in colour, no two sub-types have nearly the same image."
-    names = list(o.SUBTYPES)
-    a = np.stack([np.asarray(o.simple_image(o.Product(2, subtype=n, colors=('teal', 'orange'), pattern='plain', detail='', lot=0))).astype(int) for n in names])
+    names = list(SUBTYPES)
+    a = np.stack([np.asarray(simple_image(Product(2, subtype=n, colors=('teal', 'orange'), pattern='plain', detail='', lot=0))).astype(int) for n in names])
     gap = np.abs(a[:,None]-a[None]).mean((2,3,4)) + 99*np.eye(len(a))
     i, j = np.unravel_index(gap.argmin(), gap.shape)
     assert gap.min()>6, (names[i], names[j], gap.min())
 
 def test_every_pattern_shows_at_64_pixels():
-    p = o.Product(9, subtype='T-shirt', colors=('blue', 'white'), detail='')
-    images = {(n, s): np.asarray(o.simple_image(p.but(pattern=n, scale=s))).astype(int) for n in o.PATTERNS for s in (('small', 'large') if n!='plain' else ('small',))}
+    p = Product(9, subtype='T-shirt', colors=('blue', 'white'), detail='')
+    images = {(n, s): np.asarray(simple_image(p.but(pattern=n, scale=s))).astype(int) for n in PATTERNS for s in (('small', 'large') if n!='plain' else ('small',))}
     keys = list(images)
     assert min(np.abs(images[a]-images[b]).mean() for i,a in enumerate(keys) for b in keys[:i])>3
 
@@ -102,19 +107,19 @@ def test_what_stands_in_front_leaves_enough():
         for box in o.complex_image(o.outfit(seed), 64, seed)[1]: assert box is not None
 
 def test_products_are_many_and_repeatable():
-    many = o.products(3000, 4)
-    assert many==o.products(3000, 4) and many[:10]==o.products(10, 4) and many[:10]!=o.products(10, 5)
+    many = products(3000, 4)
+    assert many==products(3000, 4) and many[:10]==products(10, 4) and many[:10]!=products(10, 5)
     assert len(set(many))>=2999 and len({p.id for p in many})==3000 and max(p.id for p in many)<2**63
-    assert {p.category for p in many}==set(o.CATEGORIES) and {p.pattern for p in many}==set(o.PATTERNS)
-    assert {p.category for p in o.products(50, 1, ['Neck', 'Bags'])}=={'Neck', 'Bags'}
-    assert o.Product(10**40).caption and o.Product(np.int64(7))==o.Product(7)
+    assert {p.category for p in many}==set(CATEGORIES) and {p.pattern for p in many}==set(PATTERNS)
+    assert {p.category for p in products(50, 1, ['Neck', 'Bags'])}=={'Neck', 'Bags'}
+    assert Product(10**40).caption and Product(np.int64(7))==Product(7)
 
 def test_details_are_words_and_captions_name_them():
-    for p in o.products(400, 8):
-        for text in o.captions(p):
+    for p in products(400, 8):
+        for text in captions(p):
             assert p.subtype in text and p.colors[0] in text and all(c in text for c in p.colors) and all(d in text for d in p.details)
             assert '  ' not in text and text[-1].isalpha()
-    words = {w for p in o.products(2000, 2) for t in o.captions(p) for w in t.replace(',', '').split()}
+    words = {w for p in products(2000, 2) for t in captions(p) for w in t.replace(',', '').split()}
     assert len(words)<200
     text = o.look_caption(o.outfit(3), 3)
     assert all(p.subtype in text for p in o.outfit(3)) and o.PLACES[o.scene_of(3)].phrase in text
@@ -122,8 +127,8 @@ def test_details_are_words_and_captions_name_them():
 @pytest.mark.parametrize('size', [16, 33, 64, 96, 128, 256])
 def test_any_size_shows_the_same(size):
     "An image reduced from 256 pixels resembles the small one."
-    p = o.Product(77, subtype='coat', pattern='plain')
-    small, large = o.simple_image(p, size), o.simple_image(p, 256).resize((size, size), 4)
+    p = Product(77, subtype='coat', pattern='plain')
+    small, large = simple_image(p, size), simple_image(p, 256).resize((size, size), 4)
     assert small.size==(size, size)
     assert np.abs(np.asarray(small).astype(int)-np.asarray(large)).mean()<16
     look = o.outfit(6)
@@ -131,14 +136,14 @@ def test_any_size_shows_the_same(size):
     assert image.size==(size, size) and len(boxes)==len(look)
 
 def test_seeds_are_other_photographs():
-    p = o.Product(12)
-    assert len({o.simple_image(p, 64, s).tobytes() for s in range(12)})>=10
+    p = Product(12)
+    assert len({simple_image(p, 64, s).tobytes() for s in range(12)})>=10
     assert len({o.complex_image([p], 64, s)[0].tobytes() for s in range(12)})==12
 
 def test_errors_say_what_is_there():
-    for call, words in ((lambda: o.Product(-3), 'whole number'), (lambda: o.Product(1.5), 'whole number'), (lambda: o.Product(1, colour='red'), "no 'colour'"),
-                        (lambda: o.Product(1, subtype='toga'), "no sub-type 'toga'"), (lambda: o.products(3, categories=['Legs']), "no category 'Legs'"),
-                        (lambda: o.simple_image(o.Product(1), 8), 'from 16 to 2048'), (lambda: o.simple_image(o.Product(1), 64.), 'from 16 to 2048'),
-                        (lambda: o.complex_image([o.Product(1)], place='moon'), "no place 'moon'"), (lambda: o.complex_image([o.Product(1)], pose='dead'), "no pose 'dead'"),
-                        (lambda: o.complex_image([o.Product(1), o.Product(21)]), 'two products'), (lambda: o.cut_out('a square 1,1 2,2'), "cannot cut 'square'")):
+    for call, words in ((lambda: Product(-3), 'whole number'), (lambda: Product(1.5), 'whole number'), (lambda: Product(1, colour='red'), "no 'colour'"),
+                        (lambda: Product(1, subtype='toga'), "no sub-type 'toga'"), (lambda: products(3, categories=['Legs']), "no category 'Legs'"),
+                        (lambda: simple_image(Product(1), 8), 'from 16 to 2048'), (lambda: simple_image(Product(1), 64.), 'from 16 to 2048'),
+                        (lambda: o.complex_image([Product(1)], place='moon'), "no place 'moon'"), (lambda: o.complex_image([Product(1)], pose='dead'), "no pose 'dead'"),
+                        (lambda: o.complex_image([Product(1), Product(21)]), 'two products'), (lambda: cut_out('a square 1,1 2,2'), "cannot cut 'square'")):
         with pytest.raises(ValueError, match=words): call()

@@ -86,20 +86,37 @@ def browser():
     if not CHROMIUM: pytest.skip('no Chromium on this machine: apt-get install chromium')
     with Browser() as b: yield b
 
+def faults(browser):
+    "What is wrong with the page that the browser shows."
+    look, out = browser.js(LOOK), [f'error: {s}' for s in browser.said]
+    out += [f'overlap: {o}' for o in look['over']] + [f'empty picture: {e}' for e in look['empty']]
+    out += [f'asked for {u}' for u in browser.asked if not u.startswith(('file:', 'data:', 'blob:', 'about:'))]
+    if look['wide']>1: out.append(f'{look["wide"]} pixels too wide')
+    if look['wrong']: out.append(f'{look["wrong"]} formulas with an error')
+    for pattern, what in RAW.items():
+        if m := re.search(pattern, look['text']): out.append(f'{what}: {m[0]}')
+    return out
+
+FORMULAS = 'document.readyState=="complete" && [...document.querySelectorAll(".math")].length==document.querySelectorAll(".math mjx-container").length'
+
+BAD = """<!doctype html><meta charset="utf-8"><body><div class="bd-article"><h1>Bad</h1><p style="height:40px">One</p><p style="margin-top:-35px">Two</p>
+<p>{'a': 1}</p><pre>UserWarning: careful</pre><img src="none.png" width="9" height="9"><img src="http://example.org/a.png"><div style="width:3000px">wide</div></div></body>"""
+
+def test_the_look_finds_what_it_looks_for(browser, tmp_path):
+    (tmp_path/'bad.html').write_text(BAD)
+    browser.open(tmp_path/'bad.html', FORMULAS)
+    found = '\n'.join(faults(browser))
+    for what in ('overlap: P One / P Two', 'empty picture', 'asked for http://example.org', 'pixels too wide', 'a raw dictionary', 'a warning: UserWarning'): assert what in found, found
+
 @pytest.mark.parametrize('width', [1300, 420])
 def test_pages_look_as_they_should(smoke, browser, tmp_path, width):
     "In a wide and in a narrow window: nothing overlaps, sticks out, stays empty or comes from a network; all formulas are set."
-    pages = sorted((smoke.home/'reports'/'smoke'/'html').glob('*.html'))
     trouble = []
     browser.picture(tmp_path/'first.png', width)
-    for p in pages:
+    for p in sorted((smoke.home/'reports'/'smoke'/'html').glob('*.html')):
         if p.stem in ('genindex', 'search'): continue
-        browser.open(p, 'document.readyState=="complete" && [...document.querySelectorAll(".math")].length==document.querySelectorAll(".math mjx-container").length')
-        look = browser.js(LOOK)
-        trouble += [f'{p.name} ({width}): {what}' for what in (
-            *(f'overlap: {o}' for o in look['over']), *(f'empty picture {e}' for e in look['empty']), *(f'asked for {u}' for u in browser.asked if not u.startswith(('file:', 'data:', 'blob:', 'about:'))),
-            *(f'error: {s}' for s in browser.said), *([f'{look["wide"]} pixels too wide'] if look['wide']>1 else []), *([f'{look["wrong"]} formulas with an error'] if look['wrong'] else []),
-            *(f'{what}: {m[0]}' for pattern, what in RAW.items() if (m := re.search(pattern, look['text']))))]
+        browser.open(p, FORMULAS)
+        trouble += [f'{p.name} ({width}): {f}' for f in faults(browser)]
         browser.picture(tmp_path/'page.png', width)
         with Image.open(tmp_path/'page.png') as im: trouble += [f'{p.name} is blank'] if np.asarray(im.convert('L'), float).std()<5 else []
     assert not trouble, '\n'.join(trouble)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'SAID', 'ODD', 'ORDER', 'PLACE_WORDS', 'DOMAIN_WORDS', 'SCENE_PATTERNS', 'CLOSE_PATTERNS', 'CHATTER',
-           'CHANGES', 'SPLIT_SEEDS', 'noun', 'a', 'adjectives', 'describe', 'relation', 'stuff_words', 'join',
-           'everything', 'listing', 'related', 'standing', 'placed', 'both_stuffs', 'photo', 'spoken', 'bare',
-           'caption', 'captions', 'draw_closeup', 'cut_out', 'in_training', 'anything', 'other', 'change', 'twin',
-           'WorldPairs', 'r_things', 'Probe', 'probes']
+           'CHANGES', 'SPLIT_SEEDS', 'FIRST_TWIN', 'ALL_TWINS', 'noun', 'a', 'adjectives', 'describe', 'relation',
+           'stuff_words', 'join', 'everything', 'listing', 'related', 'standing', 'placed', 'both_stuffs', 'photo',
+           'spoken', 'bare', 'caption', 'captions', 'draw_closeup', 'cut_out', 'in_training', 'anything', 'other',
+           'change', 'twin', 'WorldPairs', 'r_things', 'Probe', 'probes']
 
 # %% ../../nbs/01c_world.captions.ipynb #7905e2f8
 import random
@@ -165,8 +165,9 @@ def twin(scene, k, kind, r, pair_ok=anything):
     things[k] = change(things[k], kind, r, pair_ok)
     return replace(scene, things=tuple(things))
 
-# %% ../../nbs/01c_world.captions.ipynb #c0fc05e1
+# %% ../../nbs/01c_world.captions.ipynb #a3fbbae3
 SPLIT_SEEDS = dict(train=1, val=2, test=3)
+FIRST_TWIN, ALL_TWINS = 122_880, 491_520   # from the first number on there are twins, from the second on in full share
 
 class WorldPairs:
     "An endless, numbered stream of (picture, caption); training never sees a held-out combination."
@@ -191,8 +192,8 @@ class WorldPairs:
         return kind, scene, r.randrange(len(scene.things))
 
     def twin_share(self, i):
-        "No twins in the first tenth of the stream, then more and more: who knows nothing yet learns nothing from twins."
-        return self.twins*min(1, max(0, 10*i - self.n)/(3*self.n)) if self.split == 'train' else self.twins
+        "No twins among the first of the stream, then more and more: who knows nothing yet learns nothing from twins."
+        return self.twins*min(1, max(0, i - FIRST_TWIN)/(ALL_TWINS - FIRST_TWIN)) if self.split == 'train' else self.twins
 
     def item(self, i):
         "Kind, scene, focus and facts that must be said of number `i`."
