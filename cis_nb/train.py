@@ -5,22 +5,19 @@
 # %% auto #0
 __all__ = ['METHODS', 'LOOP', 'shuffled', 'batch_at', 'step_seed', 'Made', 'ahead', 'lr_at', 'trainable', 'adamw', 'weights',
            'put_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint', 'accelerator_for',
-           'share_gradients', 'everyone', 'update', 'blend', 'averaged', 'Log', 'train', 'batches', 'diverged',
-           'best_of', 'finished', 'info_nce', 'jiggle', 'retrieval', 'twin_hits', 'auc', 'zero_shot', 'embed_images',
-           'embed_texts', 'answers', 'result_rows', 'Contrastive', 'find_method', 'pairs', 'questions',
-           'make_contrastive', 'make_objective', 'fit', 'launch', 'trained']
+           'share_gradients', 'update', 'blend', 'averaged', 'Log', 'train', 'batches', 'diverged', 'best_of',
+           'finished', 'find_method', 'make_objective', 'fit', 'launch', 'trained']
 
-# %% ../nbs/05_train.ipynb #b9667ff5
+# %% ../nbs/05_train.ipynb #9e072782
 import contextlib, importlib, inspect, json, math, os, shutil, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 import numpy as np, pandas as pd, torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from .benchmarks.protocol import Protocol, RESULT_COLUMNS, bootstrap_ci
-from .core import data_root, pick_device, progress, stored
-from .models.backbone import load_backbone, save_backbone
+from .core import pick_device, progress, stored
+from .models.backbone import load_backbone
+from .models.contrastive import Contrastive, pairs
 
 # %% ../nbs/05_train.ipynb #98b23133
 @lru_cache(maxsize=4)
@@ -161,19 +158,13 @@ def accelerator_for(device:str='auto',  # 'auto', 'cpu', 'cuda'
     half = dtype=='bfloat16' or (dtype=='auto' and kind=='cuda')
     return Accelerator(cpu=kind=='cpu', mixed_precision='bf16' if half else 'no')
 
-# %% ../nbs/05_train.ipynb #0ce60690
+# %% ../nbs/05_train.ipynb #845c226e
 def share_gradients(params, accelerator):
     "Average the gradients over all processes."
     if accelerator.num_processes==1: return
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     flat = accelerator.reduce(torch.cat([g.flatten() for g in grads]), 'mean')
     for p,g in zip(params, flat.split([g.numel() for g in grads])): p.grad = g.view_as(p)
-
-def everyone(x):
-    "Rows of all processes, gradients included: (B,D) -> (processes·B,D)."
-    if not torch.distributed.is_initialized(): return x
-    from torch.distributed.nn.functional import all_gather
-    return torch.cat(all_gather(x.contiguous()))
 
 # %% ../nbs/05_train.ipynb #3ba17650
 def update(objective,    # what is minimised
@@ -318,157 +309,13 @@ def finished(objective, folder:Path, state:dict, acc)->pd.DataFrame:
     acc.wait_for_everyone()
     return pd.DataFrame(state['rows'])
 
-# %% ../nbs/05_train.ipynb #e8bf481e
-def info_nce(image,  # (B,D)
-             text,   # (B,D)
-             scale   # the temperature's factor, e^tau
-            ):
-    "Symmetric cross-entropy of pictures against captions."
-    with torch.autocast(image.device.type, enabled=False):   # similarities need all their digits
-        S = scale.float() * F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).T  # (B,B)
-        own = torch.arange(len(S), device=S.device)
-        return (F.cross_entropy(S, own) + F.cross_entropy(S.T, own))/2
-
-# %% ../nbs/05_train.ipynb #04eb3556
-def jiggle(images,        # (B,3,H,W) uint8
-           rng,           # the step's generator
-           shift:int=3,   # most pixels to move, edges repeated
-           light:int=6    # most 64ths of brightness to add or take
-          ):
-    "Small random shifts and changes of light."
-    B, _, H, W = images.shape
-    dy, dx = torch.as_tensor(rng.integers(-shift, shift+1, (2,B,1)))
-    ys, xs = (torch.arange(H)+dy).clamp(0,H-1), (torch.arange(W)+dx).clamp(0,W-1)           # (B,H), (B,W)
-    moved = images[torch.arange(B)[:,None,None], :, ys[:,:,None], xs[:,None,:]]              # (B,H,W,3)
-    gain = torch.as_tensor(rng.integers(64-light, 65+light, (B,1,1,1)), dtype=torch.int16)
-    return (moved.short()*gain >> 6).clamp(0,255).byte().permute(0,3,1,2)
-
-# %% ../nbs/05_train.ipynb #89162f9f
-def retrieval(image,        # (N,D) unit length
-              text,         # (N,D) unit length
-              size:int=100  # candidates
-             )->torch.Tensor:  # (2,N) hits: caption of a picture, picture of a caption
-    "R@1 hits in whole blocks of `size` pairs (or in one smaller block)."
-    size = min(size, len(image)); whole = len(image)//size*size
-    hits = []
-    for a,b in zip(image[:whole].split(size), text[:whole].split(size)):
-        S = a@b.T; own = S.diag().clone(); S.fill_diagonal_(-2)
-        hits.append(torch.stack([own>S.amax(1), own>S.amax(0)]))
-    return torch.cat(hits, 1)
-
-# %% ../nbs/05_train.ipynb #129f0e7a
-def twin_hits(image, text)->torch.Tensor:  # (N,)
-    "Neighbours 2i, 2i+1 are twins: is each picture closer to its own caption?"
-    S = torch.einsum('nid,njd->nij', image.unflatten(0,(-1,2)), text.unflatten(0,(-1,2)))
-    return (S.diagonal(dim1=1,dim2=2) > S.flip(2).diagonal(dim1=1,dim2=2)).flatten()
-
-# %% ../nbs/05_train.ipynb #7d585f45
-def auc(scores,  # (N,)
-        there    # (N,) bool
-       )->float:
-    "Chance that a picture with the thing scores above one without; ties count half."
-    rank, y = pd.Series(np.asarray(scores, np.float64)).rank().to_numpy(), np.asarray(there, bool)
-    p, n = y.sum(), (~y).sum()
-    return float((rank[y].sum()-p*(p+1)/2)/(p*n)) if p and n else float('nan')
-
-def zero_shot(image,       # (N,D) unit length
-              prompts,     # (P,D) unit length
-              labels       # (N,) class numbers, or (N,P) which prompts are true
-             )->np.ndarray:  # (N,) hits, or (P,) areas
-    "Is the closest prompt right? With several true prompts per picture: each prompt's AUC."
-    S, y = (image@prompts.T).cpu().numpy(), np.asarray(labels)
-    if y.ndim==1: return (S.argmax(1)==y).astype(float)
-    areas = np.array([auc(S[:,p], y[:,p]>0) for p in range(S.shape[1])])
-    return areas[np.isfinite(areas)]
-
-# %% ../nbs/05_train.ipynb #f8235c93
-def embed_images(backbone, images, size=256):  # (N,3,H,W) uint8 -> (N,D) unit length
-    "Pictures as unit vectors."
-    return torch.cat([F.normalize(backbone.encode_image(backbone.normalise(x)), dim=-1) for x in images.split(size)])
-
-def embed_texts(backbone, texts):              # N strings -> (N,D) unit length
-    "Texts as unit vectors."
-    return F.normalize(backbone.encode_text(list(texts)), dim=-1)
-
-@torch.no_grad()
-def answers(backbone,    # the CLIP to be questioned
-            pairs,       # pictures (N,3,H,W) uint8 and N captions
-            twins=None,  # the same, neighbours being twins
-            probes=()    # zero-shot questions
-           )->dict:      # name -> one number per question
-    "Retrieval, twins and zero-shot probes of one backbone."
-    embed = lambda images, texts: (embed_images(backbone, images), embed_texts(backbone, texts))
-    out = dict(zip(('picture to caption', 'caption to picture'), retrieval(*embed(*pairs)).cpu().numpy().astype(float)))
-    if twins: out['twins'] = twin_hits(*embed(*twins)).cpu().numpy().astype(float)
-    return out | {p.name: zero_shot(*embed(p.images, p.prompts), p.labels) for p in probes}
-
-# %% ../nbs/05_train.ipynb #33699bd5
-def result_rows(found:dict, data:str, seed:int=0, **labels)->tuple:
-    "Rows of the result table from `answers`, and their protocols."
-    name, rows, protocols = f'pairs/{Path(data).name}', [], []
-    candidates = {'twins': 'own caption and the twin\'s', 'picture to caption': f"{min(100, len(found['picture to caption']))} captions",
-                  'caption to picture': f"{min(100, len(found['picture to caption']))} pictures"}
-    for task, v in found.items():
-        protocols.append(Protocol(benchmark=name, gallery=candidates.get(task, 'the prompts of the probe'), extra=task))
-        value, low, high = bootstrap_ci(100*v, seed=seed)
-        rows.append(dict(labels, benchmark=name, task=task, seed=seed, metric='auc' if task=='presence' else 'recall', k=1, value=value, ci_low=low, ci_high=high,
-                         n=len(v), protocol=protocols[-1].id))
-    return pd.DataFrame(rows, columns=RESULT_COLUMNS), protocols
-
-# %% ../nbs/05_train.ipynb #cb9f6ab5
-class Contrastive:
-    "CLIP's objective, for a backbone and pairs of pictures and captions."
-    name, metric = 'contrastive', 'mean'
-    def __init__(self, backbone, data, questions:dict):
-        self.backbone, self.data, self.questions, self.modules = backbone, data, questions, {'backbone': backbone}
-    def prepare(self, ids, rng):
-        images, texts = self.data.batch(ids)
-        return jiggle(images, rng), texts
-    def objective(self, batch):
-        b, (images, texts) = self.backbone, batch
-        chunk = 32 if b.device.type=='cpu' else len(texts)   # texts of similar length together: less padding
-        return info_nce(everyone(b.encode_image(b.normalise(images))), everyone(b.encode_text(texts, chunk)), b.model.logit_scale.exp())
-    def after_step(self):
-        with torch.no_grad(): self.backbone.model.logit_scale.clamp_(0, math.log(100))
-    def answers(self): return answers(self.backbone, **self.questions)
-    def examples(self, n):
-        images, texts = (x[:n] for x in self.questions['pairs'])
-        with torch.no_grad(): S = embed_texts(self.backbone, texts)@embed_images(self.backbone, images).T
-        return S.cpu().numpy(), images, texts    # (n,n) captions against pictures, the pictures, the captions
-    def validate(self):
-        found = {k: 100*float(v.mean()) for k,v in self.answers().items()}
-        return dict(mean=sum(found.values())/len(found), **found)
-    def save(self, folder): save_backbone(self.backbone, folder, weights=f'{self.name}, from {self.backbone.source}')
-    def load(self, folder): self.backbone.load_state_dict(load_backbone(self.backbone.name, str(folder), device='cpu').state_dict())
-
-# %% ../nbs/05_train.ipynb #ba903236
-METHODS = {'contrastive': 'cis_nb.train'}   # name -> the module whose `make_NAME(backbone, params)` gives the objective
+# %% ../nbs/05_train.ipynb #bdf9b121
+METHODS = {'contrastive': Contrastive.__module__}   # name -> the module whose `make_NAME(backbone, params)` gives the objective
 
 def find_method(name:str):
     "The function that makes a method's objective."
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(sorted(METHODS))}')
     return getattr(importlib.import_module(METHODS[name]), f'make_{name}')
-
-# %% ../nbs/05_train.ipynb #28edf30c
-def pairs(data:str, split:str, n:int, seed:int, image_size:int, **kw):
-    "Pairs of pictures and captions: drawn by the world, or read from a folder."
-    if data=='world':
-        from cis_nb.world.captions import WorldPairs
-        return WorldPairs(n, seed, split=split, image_size=image_size, **kw)
-    from cis_nb.data import PhotoPairs
-    return PhotoPairs(data_root(data), split, image_size)
-
-def questions(data:str, n:int, image_size:int)->dict:
-    "What a validation on this data asks: pairs, and from the world also twins and probes."
-    held_out = pairs(data, 'val', n, 0, image_size, twins=1.)
-    if data!='world': return dict(pairs=held_out.batch(np.arange(min(n, len(held_out.table)))))
-    from cis_nb.world.captions import probes
-    return dict(pairs=held_out.scenes(n), twins=held_out.batch(range(n//2*2)), probes=probes(n, image_size))
-
-def make_contrastive(backbone, p:dict)->Contrastive:
-    "The objective of `method: contrastive`."
-    return Contrastive(backbone, pairs(p['data'], 'train', p['samples'], p['seed'], backbone.image_size),
-                       questions(p['data'], p['val_samples'], backbone.image_size))
 
 # %% ../nbs/05_train.ipynb #52f0fb1d
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]

@@ -162,7 +162,7 @@ def test_the_chapter_on_a_small_dirty_folder_with_the_run_of_another_experiment(
     assert f'run/{run.name}' in receipt['runs'] and receipt['params']['weights']==['05_train.photos', 'none']
     assert receipt['counts']=={'photos': 78, 'caption of a photo that is not there': 1, 'file that is no image': 1, 'damaged image': 1}
     assert list(results.columns)==RESULT_COLUMNS and {'captions/pictures', 'composed/pictures'}==set(results.benchmark)
-    a, b = (results[(results.method==m) & (results.benchmark=='captions/pictures')].value.to_numpy() for m in ('trained on these photos', 'random weights'))
+    a, b = (results[(results.method==m) & (results.benchmark=='captions/pictures')].value.to_numpy() for m in ('trained here', 'random weights'))
     assert np.allclose(a, b)                                                                     # the pretended run has the same random weights
     assert not [o for o in outputs if o['output_type']=='error' or o.get('name')=='stderr'], [o for o in outputs if o.get('name')=='stderr']
     assert sum('image/png' in o.get('data', {}) for o in outputs)>=6

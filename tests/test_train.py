@@ -6,12 +6,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from cis_nb import train as T
 from cis_nb.core import project_root
+from cis_nb.models.contrastive import questions
 
 TOY = '''
 import sys, time, torch, torch.nn.functional as F, numpy as np
 from safetensors.torch import save_file
 from cis_nb.core import stored
-from cis_nb.train import train, weights, everyone
+from cis_nb.models.contrastive import everyone
+from cis_nb.train import train, weights
 
 class Toy:
     "A small network with dropout and noisy data; slow enough to be killed."
@@ -120,7 +122,7 @@ def test_trains_on_a_folder_of_photos(photos, tmp_path, monkeypatch):
     p = dict(backbone='tiny', pretrained='none', method='contrastive', data=str(photos), samples=0, val_samples=100, steps=2, batch_size=4, lr=1e-4, warmup=1, schedule='cosine',
              weight_decay=.05, clip=1., eval_every=0, log_every=1, seed=0, dtype='float32', device='cpu')
     run = T.trained(p)
-    before, asked = (run/'model.safetensors').stat().st_mtime_ns, T.questions(str(photos), 100, 64)
+    before, asked = (run/'model.safetensors').stat().st_mtime_ns, questions(str(photos), 100, 64)
     assert len(pd.read_csv(run/'history.csv'))==2 and 0<len(asked['pairs'][1])<20
     assert T.trained(p)==run and (run/'model.safetensors').stat().st_mtime_ns==before   # asked again: from the store
 

@@ -186,7 +186,7 @@ def _queries(templates, task)->pd.DataFrame:
     rows = [(f'{task}-{i:04d}', R, c, [T], [T, *(g for g in G if g!=T)]) for i,(R,T,G,c) in enumerate(map(keys_of, templates))]
     return pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'targets', 'gallery'])
 
-# %% ../../nbs/02ab_benchmarks.templates.ipynb #91d82036
+# %% ../../nbs/02ab_benchmarks.templates.ipynb #95ac23fb
 CROPS = dict(official='box + 0.7 to left and top', symmetric='box + 0.7 on all sides')
 
 def load_genecis(root, task:str, templates=None, crop_mode='official')->Benchmark:
@@ -198,8 +198,10 @@ def load_genecis(root, task:str, templates=None, crop_mode='official')->Benchmar
         with Image.open(files[name]) as im: return crop(im, box, mode=crop_mode) if box else im.convert('RGB')
     kept = 'kept' if any(r in g for r,g in zip(q.reference, q.gallery)) else 'not in gallery'
     whole = task.endswith('object')
-    protocol = Protocol(f'genecis/{task}', gallery=f'{gallery_size(task)} per query', reference=kept, split='test',
-                        crop='whole image' if whole else CROPS[crop_mode], extra=_source(path, task))
+    source = _source(path, task)
+    split = 'test' if source=='released templates' else 'val' if whole else 'train+val+test'   # of the annotations that templates are built from
+    protocol = Protocol(f'genecis/{task}', gallery=f'{gallery_size(task)} per query', reference=kept, split=split,
+                        crop='whole image' if whole else CROPS[crop_mode], extra=source)
     b = Benchmark('genecis', task, q, load, protocol)
     usable = {k for k in b.images if (p := parse_key(k))[0] in files and (p[1] is None or min(p[1][2:])>0)}
     stats = sorted({(n, files[n].stat().st_size, files[n].stat().st_mtime_ns) for n in (parse_key(k)[0] for k in usable)})
