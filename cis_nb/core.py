@@ -299,21 +299,25 @@ def _numeric(values)->bool:
     "Does a column hold only numbers and gaps?"
     return all(v is None or isinstance(v, (int, float, np.number)) for v in values)
 
-# %% ../nbs/00_core.ipynb #502340a6
+# %% ../nbs/00_core.ipynb #562f3739
+def _protocol_line(p)->str:
+    "One protocol: its name, the rest folded away."
+    name, text = html.escape(getattr(p, 'id', str(p)[:90])), html.escape(str(p))
+    if 'partial' in text and 'partial' not in name: name += ' (partial)'
+    return f'<small>{text}</small><br>' if len(text)<110 else f'<details style="margin:0"><summary><small>{name} …</small></summary><small>{text}</small></details>'
+
 def show_table(df:pd.DataFrame, caption:str,
                protocol=None,    # one or several; shown below the caption
                index:bool=False  # show the row names
               )->HTML:
     "A table as the book shows it."
-    small = ''.join(f'<br><small>{html.escape(str(p))}</small>' for p in _many(protocol))
-    css = [dict(selector='caption', props='caption-side:top; text-align:left; font-weight:bold; padding:.4em 0'),
-           dict(selector='small', props='font-weight:normal'),
-           dict(selector='th, td', props='padding:.15em .7em; text-align:left')]
+    head = f'<div style="text-align:left; padding:.6em 0 .2em"><b>{html.escape(caption)}</b><br>{"".join(map(_protocol_line, _many(protocol)))}</div>'
+    css = [dict(selector='th, td', props='padding:.15em .5em; text-align:left; overflow-wrap:normal')]
     css += [dict(selector=f'.col{i}', props='text-align:right') for i in range(df.shape[1]) if _numeric(df.iloc[:, i])]
-    style = df.style.format(_cell, escape='html', na_rep='–').set_caption(html.escape(caption)+small).set_table_styles(css)
+    style = df.style.format(_cell, escape='html', na_rep='–').set_table_styles(css)
     for axis in (0, 1): style = style.format_index(str, escape='html', axis=axis)
     if not index: style = style.hide(axis='index')
-    return HTML(style.to_html(table_uuid=fingerprint([caption, [str(c) for c in df.columns]])[:8]))
+    return HTML(head + style.to_html(table_uuid=fingerprint([caption, [str(c) for c in df.columns]])[:8]))
 
 # %% ../nbs/00_core.ipynb #6e12715c
 def _run_name(run)->str:
