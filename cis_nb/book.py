@@ -8,11 +8,12 @@ __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'no
            'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make', 'contents', 'readme',
            'main']
 
-# %% ../nbs/10_book.ipynb #0befa72e
+# %% ../nbs/10_book.ipynb #602e3084
 import argparse, ast, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 import yaml
@@ -130,7 +131,7 @@ def experiments(profile:str,    # a folder of params/
     needed = lambda e: tuple(o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params}))
     return {e.name: replace(e, needs=needed(e)) for e in found}
 
-# %% ../nbs/10_book.ipynb #10b8d7f7
+# %% ../nbs/10_book.ipynb #48c299ec
 def imported(source:str, module:str=''   # `module` is the name of the code itself, for imports like `from .core import …`
             )->set:
     "The modules of this library that some code names in its imports."
@@ -146,23 +147,28 @@ def _file(module:str)->Path:
     "Where a module of this library stands."
     return Path(find_spec('cis_nb').origin).parent.joinpath(*module.split('.')[1:]).with_suffix('.py')
 
-def modules(source:str)->dict: # name -> file
+@lru_cache(maxsize=None)
+def _known(file:Path, module:str, mtime:int)->tuple:
+    "Imports and hash of a module; remembered while its file stays as it is."
+    return frozenset(imported(file.read_text(encoding='utf-8'), module)), code_version(file)
+
+def modules(source:str)->dict: # name -> hash
     "The modules that some code needs, directly or through others."
     todo, found = imported(source), {}
     while todo:
         if (name := todo.pop()) in found or not (f := _file(name)).is_file(): continue
-        found[name] = f
-        todo |= imported(f.read_text(encoding='utf-8'), name)
+        names, found[name] = _known(f, name, f.stat().st_mtime_ns)
+        todo |= names
     return dict(sorted(found.items()))
 
-# %% ../nbs/10_book.ipynb #caa5dd35
+# %% ../nbs/10_book.ipynb #0b77e8a8
 def depends(e:Experiment)->dict:
     "Hashes of all that an experiment's result depends on, the experiments before it aside."
     source = '\n'.join(c['source'] for c in code_cells(read_notebook(e.notebook)))
     found, own = modules(source), re.findall(r'^#\|\s*default_exp\s+(\S+)', source, re.M)
     patterns = [p for m in [*found, *(f'cis_nb.{m}' for m in own)] for p in settings()['reads'].get(m, ())]
     files = {f for p in patterns for f in project_root().glob(p) if f.is_file()}
-    return dict(notebook=fingerprint(e.notebook), params=e.params, needs=list(e.needs), modules={m: code_version(f) for m,f in found.items()},
+    return dict(notebook=fingerprint(e.notebook), params=e.params, needs=list(e.needs), modules=found,
                 reads={f.relative_to(project_root()).as_posix(): fingerprint(f) for f in sorted(files)})
 
 # %% ../nbs/10_book.ipynb #780ebb4b

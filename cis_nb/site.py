@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WISHES', 'WORDS', 'PAPERS', 'KINDS', 'MAP_WORDS', 'PARTS', 'page_cell', 'shown', 'page_output', 'warned', 'load',
-           'state', 'told', 'esc', 'inline', 'badge', 'span', 'day', 'run_line', 'folded', 'relink', 'page', 'pages',
+           'states', 'told', 'esc', 'inline', 'badge', 'span', 'day', 'run_line', 'folded', 'relink', 'page', 'pages',
            'paper_map', 'places', 'map_state', 'map_counts', 'map_page', 'front', 'results', 'typeset', 'site']
 
 # %% ../nbs/10b_site.ipynb #097e9dc9
@@ -47,17 +47,24 @@ def load(path:Path)->dict:
     "A JSON file, {} where there is none."
     return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
 
-# %% ../nbs/10b_site.ipynb #62a292c7
+# %% ../nbs/10b_site.ipynb #da36f2c3
 WORDS = dict(done='done', failed='failed', skipped='skipped', earlier='earlier result', missing='not run')
 
-def state(e, found:dict)->tuple: # word, why
-    "How an experiment of the profile `found` stands."
+def _state(e, below:dict)->tuple: # word, why
+    "How an experiment stands, given how those that it needs do."
     if failed := load(e.folder/'failed.json'): return 'failed', failed['reasons'][0]
-    below = {n: state(found[n], found) for n in e.needs}
     broken = next((w[1] or n if w[0] in ('skipped', 'earlier') else n for n,w in below.items() if w[0]!='done'), None)
     if e.receipt.exists() and done(e) and not broken: return 'done', ''
     if e.receipt.exists(): return 'earlier', broken or ''
     return ('skipped', broken) if broken else ('missing', '')
+
+def states(found:dict)->dict: # name -> (word, why)
+    "How the experiments of a profile stand."
+    known = {}
+    def look(name):
+        if name not in known: known[name] = _state(found[name], {n: look(n) for n in found[name].needs})
+        return known[name]
+    return {n: look(n) for n in found}
 
 def told(word:str, why:str)->str:
     "The same as a sentence."
@@ -80,10 +87,10 @@ def span(seconds:float)->str:
 
 def day(stamp:str)->str: return datetime.fromisoformat(stamp).strftime('%-d %B %Y') if stamp else ''
 
-# %% ../nbs/10b_site.ipynb #6c554739
-def run_line(e, found:dict, nb:dict)->str:
+# %% ../nbs/10b_site.ipynb #daa921cd
+def run_line(e, stands:tuple, nb:dict)->str:
     "What the reader of a page should know about its run, as HTML."
-    word, why = state(e, found)
+    word, why = stands
     r = load(e.folder/'run.json')
     links = [f'<a href="runs/{e.name}/{name}">{text}</a>' for name, text in (('receipt.json', 'receipt'), ('failed.json', 'error'), ('log.txt', 'log')) if (e.folder/name).exists()]
     noise = [f'{n} cell{"s"*(n>1)} with warnings'] if (n := warned(nb)) else []
@@ -119,21 +126,21 @@ def page(nb:dict, docs:dict, line:str='', caption:str='')->dict:
     spec = dict(kernelspec=dict(name='python3', display_name='Python 3', language='python'), language_info=dict(name='python', pygments_lexer='ipython3'))
     return dict(cells=cells, metadata=spec, nbformat=4, nbformat_minor=4)
 
-# %% ../nbs/10b_site.ipynb #ab9073bf
-def _experiment_page(e, found:dict, docs:dict)->dict:
+# %% ../nbs/10b_site.ipynb #ba094ef8
+def _experiment_page(e, stands:tuple, docs:dict)->dict:
     "The page of an experiment, from the notebook of its run or, without one, from the source."
     path = e.folder/'notebook.ipynb'
     nb = read_notebook(path if path.exists() else e.notebook)
     caption = f'**This run.** `params/{e.profile}/{e.file.name}` sets the parameters below; all others keep the values of the cell above.'
-    return page(nb, docs, run_line(e, found, nb), caption)
+    return page(nb, docs, run_line(e, stands, nb), caption)
 
-def pages(found:dict)->dict: # name of a page -> notebook
+def pages(found:dict, how:dict)->dict: # name of a page -> notebook
     "The chapters' pages."
     by = {stem: [e for e in found.values() if e.chapter==stem] for stem in notebooks()}
     docs = {stem: es[0].name if es else stem for stem, es in by.items()} | {'index': 'about'}
     out = {}
     for stem, es in by.items():
-        out |= {e.name: _experiment_page(e, found, docs) for e in es}
+        out |= {e.name: _experiment_page(e, how[e.name], docs) for e in es}
         if not es: out[stem] = page(read_notebook(notebooks()[stem]), docs, '<div class="cis-run">Words and code; this profile does not run this chapter.</div>')
     about = read_notebook(project_root()/'nbs'/'index.ipynb')
     for c in about['cells']:   # links to files of the repository lead nowhere on the site, but for the map
@@ -184,7 +191,7 @@ def map_page(states:dict)->str:
         out += [f'## {PAPERS[paper]}', '', f'<table class="cis-table cis-map"><tr><th>item<th>kind<th>what it shows<th>state<th>where, or what it waits for\n{body}\n</table>', '']
     return '\n'.join(out)
 
-# %% ../nbs/10b_site.ipynb #b199aa55
+# %% ../nbs/10b_site.ipynb #132c155a
 PARTS = {'00': 'Ground', '01': 'The world', '02': 'Benchmarks', '03': 'Mining', '04': 'Models', '05': 'Training', '06': 'Evaluation', '07': 'Ablations', '08': 'Scaling', '09': 'Claims', '10': 'The book itself'}
 
 def _title(name:str, chapter:str)->str:
@@ -192,21 +199,21 @@ def _title(name:str, chapter:str)->str:
     title = heading(read_notebook(notebooks()[chapter]))[0] or chapter
     return title + (f' ({name[len(chapter)+1:]})' if name!=chapter else '')
 
-def _front_row(name:str, found:dict)->str:
+def _front_row(name:str, found:dict, how:dict)->str:
     "A chapter on the front page, as HTML."
     e = found.get(name); chapter = e.chapter if e else name
     number, link = chapter.split('_')[0], f'<a href="{name}.html">{esc(_title(name, chapter))}</a>'
     if e is None: return f'<tr class="cis-quiet"><td>{number}<td>{link}<td>{inline(heading(read_notebook(notebooks()[chapter]))[1])}<td><td>'
-    word, why = state(e, found)
+    word, why = how[name]
     said = inline(load(e.receipt).get('headline', ''))
     trouble = f'<div class="cis-why">{esc(told(word, why))}</div>' if word!='done' else ''
     return f'<tr><td>{number}<td>{link}<td>{said}{trouble}<td class="cis-num">{span(load(e.folder/"run.json").get("seconds", 0)) if said else ""}<td>{badge(word)}'
 
-# %% ../nbs/10b_site.ipynb #4b5c6074
-def _cards(found:dict, states:dict, receipts:list, counts, wall:float)->str:
+# %% ../nbs/10b_site.ipynb #7d11635d
+def _cards(found:dict, words:dict, receipts:list, counts, wall:float)->str:
     "The numbers at the head of the front page."
     busy = sum(load(e.folder/'run.json').get('seconds', 0) for e in found.values())
-    good, made, whole = list(states.values()).count('done'), int(counts[['done', 'partly']].values.sum()), int(counts.values.sum())
+    good, made, whole = list(words.values()).count('done'), int(counts[['done', 'partly']].values.sum()), int(counts.values.sum())
     m = receipts[-1]['machine'] if receipts else {}
     cards = [(f'{good} of {len(found)}', 'experiments with a result'), (span(busy), f'of computing{f", {span(wall)} from start to end" if wall else ""}'),
              (f'{made} of {whole}', '<a href="map.html">tables and figures of the four papers</a> made here'), (esc(m.get('gpu') or f'{m.get("cores", "")} cores'), esc(m.get('cpu', '')))]
@@ -226,7 +233,7 @@ def _facts(profile:str, receipts:list)->str:
                 system=r['machine']['os'], versions=', '.join(f'{k} {v}' for k,v in r['versions'].items()))
     return '<table class="cis-table cis-facts">' + ''.join(f'<tr><th>{inline(k)}<td>{esc(v)}' for k,v in rows.items()) + '</table>'
 
-# %% ../nbs/10b_site.ipynb #915032b6
+# %% ../nbs/10b_site.ipynb #359d0116
 def _toctree(names:list, found:dict)->str:
     "The side bar: the parts of the book and their pages."
     chapter = lambda n: found[n].chapter if n in found else n
@@ -236,34 +243,34 @@ def _toctree(names:list, found:dict)->str:
         if entries: out.append(f'```{{toctree}}\n:hidden:\n:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
     return '\n\n'.join(out)
 
-def front(profile:str, found:dict, names:list, wall:float=0)->str: # Markdown
+def front(profile:str, found:dict, how:dict, names:list, wall:float=0)->str: # Markdown
     "The first page of the book."
-    states = {n: state(e, found)[0] for n,e in found.items()}
+    words = {n: w for n,(w,_) in how.items()}
     receipts = [load(e.receipt) for e in found.values() if e.receipt.exists()]
-    counts = map_counts(states)
+    counts = map_counts(words)
     body = ''
     for number, part in PARTS.items():
-        rows = [_front_row(n, found) for n in names if n.startswith(number)]
+        rows = [_front_row(n, found, how) for n in names if n.startswith(number)]
         body += f'<tr class="cis-part"><td colspan="5">{part}' + '\n'.join(rows) if rows else ''
     table = f'<table class="cis-table cis-front"><tr><th><th>chapter<th>what came out<th class="cis-num">time<th>\n{body}\n</table>'
-    return '\n\n'.join(['# The CIS Book', f'Conditional image similarity, reproduced: the profile **{profile}**. [What this is and how to read it](about).', _cards(found, states, receipts, counts, wall), '## Results', table,
+    return '\n\n'.join(['# The CIS Book', f'Conditional image similarity, reproduced: the profile **{profile}**. [What this is and how to read it](about).', _cards(found, words, receipts, counts, wall), '## Results', table,
                         '## The four papers', _bars(counts), 'All of them, one by one: [the map](map).', '## This run', _facts(profile, receipts), _toctree(names, found)])
 
-# %% ../nbs/10b_site.ipynb #5650dc89
-def results(found:dict)->pd.DataFrame:
+# %% ../nbs/10b_site.ipynb #d6dea945
+def results(found:dict, how:dict)->pd.DataFrame:
     "All results of a profile."
-    tables = {n: e.folder/'results.parquet' for n,e in found.items() if state(e, found)[0]=='done' and (e.folder/'results.parquet').exists()}
+    tables = {n: e.folder/'results.parquet' for n,e in found.items() if how[n][0]=='done' and (e.folder/'results.parquet').exists()}
     if not tables: return pd.DataFrame(dict(experiment=[]))
     return pd.concat([pd.read_parquet(p).assign(experiment=n) for n,p in tables.items()], ignore_index=True).pipe(lambda d: d[['experiment', *d.columns.drop('experiment')]])
 
-# %% ../nbs/10b_site.ipynb #3995d61c
-def _sources(profile:str, found:dict, wall:float, src:Path):
+# %% ../nbs/10b_site.ipynb #288c822f
+def _sources(profile:str, found:dict, how:dict, wall:float, src:Path):
     "Write all that the typesetter reads."
     shutil.rmtree(src, ignore_errors=True); shutil.copytree(Path(find_spec('cis_nb').origin).parent/'assets'/'book', src, ignore=shutil.ignore_patterns('__pycache__'))
-    all_pages = pages(found)
+    all_pages = pages(found, how)
     for name, nb in all_pages.items(): (src/f'{name}.ipynb').write_text(json.dumps(nb, sort_keys=True), encoding='utf-8')
-    (src/'index.md').write_text(front(profile, found, [n for n in all_pages if n!='about'], wall), encoding='utf-8')
-    (src/'map.md').write_text(map_page({n: state(e, found)[0] for n,e in found.items()}), encoding='utf-8')
+    (src/'index.md').write_text(front(profile, found, how, [n for n in all_pages if n!='about'], wall), encoding='utf-8')
+    (src/'map.md').write_text(map_page({n: w for n,(w,_) in how.items()}), encoding='utf-8')
     if (images := project_root()/'nbs'/'images').is_dir(): shutil.copytree(images, src/'images')
     for e in found.values():
         for f in ('receipt.json', 'failed.json', 'log.txt'):
@@ -286,19 +293,19 @@ def _wall(folder:Path, found:dict, started:float)->float:
     if started and any(e.receipt.exists() and e.receipt.stat().st_mtime>started for e in found.values()): path.write_text(f'{time.time()-started:.0f}')
     return float(path.read_text()) if path.exists() else 0.
 
-# %% ../nbs/10b_site.ipynb #1daea243
+# %% ../nbs/10b_site.ipynb #cbf52e5a
 def site(profile:str, data:str='', started:float=0   # when the making of the book began
         )->bool:
     "Bring results table and pages up to date; True if every experiment has its result."
-    found = experiments(profile, data)
-    folder = project_root()/'reports'/profile; folder.mkdir(parents=True, exist_ok=True)
-    results(found).to_parquet(folder/'results.parquet', index=False)
-    src, stamp = folder/'.site', folder/'.site.stamp'
-    _sources(profile, found, _wall(folder, found, started), src)
+    found, folder = experiments(profile, data), project_root()/'reports'/profile
+    how, src, stamp = states(found), folder/'.site', folder/'.site.stamp'
+    folder.mkdir(parents=True, exist_ok=True)
+    results(found, how).to_parquet(folder/'results.parquet', index=False)
+    _sources(profile, found, how, _wall(folder, found, started), src)
     if not (folder/'html'/'index.html').exists() or not stamp.exists() or stamp.read_text()!=fingerprint(src):
         warnings = typeset(src, folder/'html')
         (folder/'site.log').write_text(warnings, encoding='utf-8'); stamp.write_text(fingerprint(src))
         if warnings: print(f'{warnings.count("WARNING")} warnings from the typesetter, see {folder/"site.log"}')
-    states = [state(e, found)[0] for e in found.values()]
-    print(f'{states.count("done")} of {len(found)} experiments have a result. The book: {folder/"html"/"index.html"}')
-    return set(states)=={'done'}
+    good = [w for w,_ in how.values()].count('done')
+    print(f'{good} of {len(found)} experiments have a result. The book: {folder/"html"/"index.html"}')
+    return good==len(found)

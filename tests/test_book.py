@@ -64,7 +64,7 @@ def test_warnings_are_counted_and_not_shown(project):
     nb = book.read_notebook(e.folder/'notebook.ipynb')
     assert site.warned(nb)==1 and 'noise' in str(nb['cells'][-1]['outputs'])
     assert not any(o.get('name')=='stderr' for c in site.page(nb, {})['cells'] for o in c.get('outputs', ()))
-    assert '1 cell with warnings' in site.run_line(e, {'01_warns': e}, nb)
+    assert '1 cell with warnings' in site.run_line(e, ('done', ''), nb)
 
 @pytest.fixture(scope='module')
 def graph(tmp_path_factory):
