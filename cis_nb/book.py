@@ -161,12 +161,12 @@ def modules(source:str)->dict: # name -> hash
         todo |= names
     return dict(sorted(found.items()))
 
-# %% ../nbs/10_book.ipynb #0b77e8a8
+# %% ../nbs/10_book.ipynb #474936a9
 def depends(e:Experiment)->dict:
     "Hashes of all that an experiment's result depends on, the experiments before it aside."
     source = '\n'.join(c['source'] for c in code_cells(read_notebook(e.notebook)))
-    found, own = modules(source), re.findall(r'^#\|\s*default_exp\s+(\S+)', source, re.M)
-    patterns = [p for m in [*found, *(f'cis_nb.{m}' for m in own)] for p in settings()['reads'].get(m, ())]
+    found, reads, own = modules(source), settings()['reads'], re.findall(r'^#\|\s*default_exp\s+(\S+)', source, re.M)
+    patterns = [p for m in [*found, *(f'cis_nb.{m}' for m in own)] for p in reads.get(m, ())]
     files = {f for p in patterns for f in project_root().glob(p) if f.is_file()}
     return dict(notebook=fingerprint(e.notebook), params=e.params, needs=list(e.needs), modules=found,
                 reads={f.relative_to(project_root()).as_posix(): fingerprint(f) for f in sorted(files)})
