@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'LOOP', 'shuffled', 'batch_at', 'step_seed', 'Made', 'ahead', 'lr_at', 'trainable', 'adamw', 'weights',
-           'put_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint', 'accelerator_for',
-           'share_gradients', 'update', 'blend', 'averaged', 'Log', 'train', 'batches', 'diverged', 'best_of',
-           'finished', 'find_method', 'make_objective', 'fit', 'launch', 'trained']
+           'put_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint', 'quick_bfloat16',
+           'accelerator_for', 'share_gradients', 'update', 'blend', 'averaged', 'Log', 'train', 'batches', 'diverged',
+           'best_of', 'finished', 'find_method', 'make_objective', 'fit', 'launch', 'trained']
 
 # %% ../nbs/05_train.ipynb #9e072782
 import contextlib, importlib, inspect, json, math, os, shutil, time
@@ -145,7 +145,11 @@ def load_checkpoint(path:Path, modules:dict, optimizer)->dict:
     optimizer.load_state_dict(saved['optimizer'])
     return saved['state']
 
-# %% ../nbs/05_train.ipynb #0998c136
+# %% ../nbs/05_train.ipynb #91aa1598
+def quick_bfloat16()->bool:
+    "Does this processor multiply bfloat16 in hardware?"
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
 def accelerator_for(device:str='auto',  # 'auto', 'cpu', 'cuda'
                     dtype:str='auto'    # 'auto' is bfloat16 on CUDA, float32 elsewhere
                    ):
@@ -155,7 +159,7 @@ def accelerator_for(device:str='auto',  # 'auto', 'cpu', 'cuda'
     if dtype not in ('auto','float32','bfloat16'): raise ValueError(f"dtype: {dtype!r} is none of 'auto', 'float32', 'bfloat16'")
     kind = pick_device(device).type
     if not torch.distributed.is_initialized(): AcceleratorState._reset_state(reset_partial_state=True)
-    half = dtype=='bfloat16' or (dtype=='auto' and kind=='cuda')
+    half = (dtype=='bfloat16' and (kind=='cuda' or quick_bfloat16())) or (dtype=='auto' and kind=='cuda')
     return Accelerator(cpu=kind=='cpu', mixed_precision='bf16' if half else 'no')
 
 # %% ../nbs/05_train.ipynb #845c226e

@@ -38,7 +38,7 @@ def test_raw_and_unit_average_differ_only_when_lengths_differ():
 
 def test_queries_have_length_one_for_every_method():
     ref, cond = torch.randn(7, 5)*4, torch.randn(7, 5)
-    for m in bl.methods().values(): assert torch.allclose(m.encode_query(ref, cond).norm(dim=1), torch.ones(7), atol=1e-6), m.name
+    for m in bl.methods().values(): assert torch.allclose(m.fuse(ref, cond).norm(dim=1), torch.ones(7), atol=1e-6), m.name
 
 def test_scores_agree_for_own_and_shared_galleries():
     m, q, gal = bl.method('image_text'), bl.unit(torch.randn(4, 6)), torch.randn(9, 6)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from cis_nb.benchmarks.protocol import (RESULT_COLUMNS, Benchmark, Protocol, bootstrap_ci, evaluate, map_at_k, paired_bootstrap,
+from cis_nb.benchmarks.protocol import (RESULT_COLUMNS, Benchmark, Protocol, bootstrap_ci, evaluate, map_at_k, paired_bootstrap, text_vectors,
                                         ranks, reachable, recall_at_k, result_rows)
 
 seeds = st.integers(0, 10**6)
@@ -164,7 +164,7 @@ def unit(x): return x/np.linalg.norm(x, axis=-1, keepdims=True)
 
 def method(fuse):
     dot = lambda q, gal: (q[:,None]*torch.nn.functional.normalize(gal, dim=-1)).sum(-1) if gal.ndim==3 else q @ torch.nn.functional.normalize(gal, dim=-1).T
-    return SimpleNamespace(name='m', encode_query=fuse, scores=dot)
+    return SimpleNamespace(name='m', encode_query=lambda ref, texts, backbone: fuse(ref, text_vectors(backbone, texts)), scores=dot)
 
 
 @pytest.mark.parametrize('own', [True, False])

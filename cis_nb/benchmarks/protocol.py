@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'Difference', 'RESULT_COLUMNS', 'ranks', 'recall_at_k', 'map_at_k', 'bootstrap_ci', 'paired_bootstrap',
-           'Protocol', 'reachable', 'Benchmark', 'result_rows', 'evaluate']
+           'Protocol', 'reachable', 'Benchmark', 'text_vectors', 'result_rows', 'evaluate']
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #e4099c27
 import os
@@ -200,7 +200,7 @@ def _restrict(b:Benchmark, here:set)->Benchmark:
     return replace(b, queries=q[keep], protocol=protocol, images=[i for i in b.images if i in here],
                    shared_gallery=None if own else [i for i in b.shared_gallery if i in here])
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #ab11ac05
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #a5789299
 def _features(backbone, bench, encode):
     "`vec(ids)` -> (n,D) raw image features, and the benchmark without the images that could not be read."
     if encode is None: from cis_nb.models.features import image_features as encode
@@ -209,14 +209,17 @@ def _features(backbone, bench, encode):
     vec = lambda ids: torch.from_numpy(np.asarray(array[[index[i] for i in ids]], dtype=np.float32))
     return vec, bench.restrict(index)
 
+def text_vectors(backbone, texts)->torch.Tensor: # (B,D)
+    "Raw features of B texts; every distinct one is encoded once."
+    distinct, which = np.unique(list(texts), return_inverse=True)
+    return torch.as_tensor(backbone.encode_text(distinct.tolist())).float().cpu()[which]
+
 def _query_vectors(method, bench, backbone, vec)->torch.Tensor: # q (Q,D)
-    "One vector per query; every distinct text is encoded once."
-    texts, which = np.unique([bench.protocol.text(c) for c in bench.queries.condition], return_inverse=True)
-    cond = torch.as_tensor(backbone.encode_text(texts.tolist())).float().cpu()[which]
+    "One vector per query, of its reference and its text."
     has = [isinstance(r, str) for r in bench.queries.reference]
-    ref = torch.zeros(len(has), cond.shape[1])
+    ref = torch.zeros(len(has), vec(bench.images[:1]).shape[1])
     if any(has): ref[torch.tensor(has)] = vec([r for r in bench.queries.reference if isinstance(r, str)])
-    return method.encode_query(ref, cond)
+    return method.encode_query(ref, [bench.protocol.text(c) for c in bench.queries.condition], backbone)
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #21998def
 def _excluded(q, protocol)->set:
@@ -281,9 +284,9 @@ def result_rows(per_query:pd.DataFrame, ks=(1,2,3), metrics=('recall',), seed=0,
                 rows.append(dict(labels, task=task, seed=seed, metric=m, k=k, value=100*v, ci_low=100*low, ci_high=100*high, n=int(sel.sum()), protocol=protocol))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #8457440f
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #48ab7af4
 @torch.no_grad()
-def evaluate(method,              # encode_query(ref, cond) -> q, and scores(q, gal)
+def evaluate(method,              # encode_query(ref, texts, backbone) -> q, and scores(q, gal)
              benchmark:Benchmark,
              backbone,            # encode_text; and encode_image for the feature store
              ks=(1,2,3),

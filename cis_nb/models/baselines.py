@@ -6,11 +6,12 @@
 __all__ = ['unit', 'image_only', 'text_only', 'image_text', 'guesses', 'random_scores', 'Method', 'RandomScores', 'methods',
            'method']
 
-# %% ../../nbs/04b_models.baselines.ipynb #c1498495
+# %% ../../nbs/04b_models.baselines.ipynb #0ef5fdc5
 from dataclasses import dataclass
 from functools import partial
 import torch
 import torch.nn.functional as F
+from ..benchmarks.protocol import text_vectors
 
 # %% ../../nbs/04b_models.baselines.ipynb #37b08778
 def unit(x # features (...,D), tensor or array
@@ -48,7 +49,7 @@ def random_scores(shape, # of the result, e.g. (queries, gallery)
     "Scores that know nothing."
     return torch.rand(shape, generator=luck)
 
-# %% ../../nbs/04b_models.baselines.ipynb #1c978433
+# %% ../../nbs/04b_models.baselines.ipynb #3bc0ab8a
 @dataclass
 class Method:
     "A way to embed a query: `fuse(ref, cond)` makes one vector of the two halves."
@@ -56,9 +57,9 @@ class Method:
     fuse: object            # (ref (B,D), cond (B,D)) -> q (B,D)
     title: str = ''         # as it stands in tables
     uses: tuple = ('image', 'text')
-    def encode_query(self, ref, cond)->torch.Tensor:
-        "`q` (B,D) of length one from raw features `ref` (B,D) and `cond` (B,D)."
-        return self.fuse(ref, cond)
+    def encode_query(self, ref, texts, backbone)->torch.Tensor:
+        "`q` (B,D) of length one from raw features `ref` (B,D), B texts, and the backbone that reads them."
+        return self.fuse(ref, text_vectors(backbone, texts))
     def scores(self, q, gal)->torch.Tensor:
         "`S` (B,N): how well each image of `gal` (N,D) or (B,N,D) answers each `q` (B,D)."
         return (q[:,None]*unit(gal)).sum(-1) if gal.ndim==3 else q@unit(gal).T
