@@ -40,7 +40,7 @@ def _files(path)->dict: # name -> relative path
         if why := relative_fault(file): raise ValueError(f'{path}: {name!r} {why}')
     return files
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #de0f8052
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #2037d3de
 def _entry_fault(e, files, secret)->str:
     "What is wrong with an entry; empty if nothing."
     if not isinstance(e, dict): return f'is {type(e).__name__}, not an object'
@@ -54,9 +54,11 @@ def _entry_fault(e, files, secret)->str:
     for field, name in (*named.items(), *(('img_set.members', m) for m in members)):
         if name not in files: return f'{field} {name!r} is not in the split file'
         if name not in members: return f'{field} {name!r} is not among img_set.members'
+    soft = e.get('target_soft', {})
+    if not (isinstance(soft, dict) and all(type(v) in (int, float) for v in soft.values())): return f'target_soft must give a number for each name, not {soft!r}'
     return 'target_hard is the reference itself' if e['reference']==e.get('target_hard') else ''
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #5cfaf51a
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #ef8b5e5f
 @dataclass
 class Cirr:
     "The annotations of one split, checked."
@@ -72,7 +74,7 @@ def _answers(path, entries, files)->dict:
     known = read_json(path)
     for e in entries:
         t = known.get(str(e['pairid'])) if isinstance(known, dict) else None
-        if t not in files or t==e['reference']: raise ValueError(f'{path}: the answer to pair {e["pairid"]} is {t!r}, not another image of the split')
+        if not isinstance(t, str) or t not in files or t==e['reference']: raise ValueError(f'{path}: the answer to pair {e["pairid"]} is {t!r}, not another image of the split')
     return {str(e['pairid']): known[str(e['pairid'])] for e in entries}
 
 # %% ../../nbs/02c_benchmarks.cirr.ipynb #8c756c83
@@ -110,19 +112,20 @@ def audit_cirr(root, split:str='val')->pd.DataFrame: # what, count, percent
     if split!='test1': rows += [('queries whose target is never a reference', sum(e['target_hard'] not in references for e in E)), *_soft(E)]
     return pd.DataFrame([(w, n, 100*n/len(c.files if w.startswith('images') else E)) for w,n in rows], columns=['what', 'count', 'percent'])
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #c85f6bcb
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #cab98c17
 TASKS, GALLERIES = ('full', 'subset'), ('split', 'references')
 
 def picture_paths(c:Cirr)->dict: # name -> path of those that are there
-    "The images of a split, at their official place below the folder or below `img_raw` in it."
-    return {n: p for n,f in c.files.items() if (p := next((p for p in (c.folder/f, c.folder/'img_raw'/f) if p.is_file()), None))}
+    "The images of a split: below the folder, below `img_raw` in it, or beside it."
+    homes = [c.folder, c.folder/'img_raw', *([c.folder.parent] if c.folder.name=='cirr' else [])]
+    return {n: p for n,f in c.files.items() if (p := next((p for p in (h/f for h in homes) if p.is_file()), None))}
 
 def _queries(c:Cirr, task)->pd.DataFrame:
     "The entries as the rows of a benchmark."
     return pd.DataFrame([(str(e['pairid']), e['reference'], e['caption'], [c.answers[str(e['pairid'])]], e['img_set']['members'] if task=='subset' else None)
                          for e in c.entries], columns=['query_id', 'reference', 'condition', 'targets', 'gallery'])
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #0d7b9cc9
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #0f32ddb8
 def load_cirr(root, split:str='val', task:str='full', gallery:str='split', prompt:str='{condition}',
               images:bool=True   # False: look for no file, for features that come from elsewhere
              )->Benchmark:
@@ -137,21 +140,20 @@ def load_cirr(root, split:str='val', task:str='full', gallery:str='split', promp
         said = f'all {len(shared):,} images of the split' if gallery=='split' else f'the {len(shared):,} images that are a reference'
         if lost: extra = f'{len(lost)} of {len(c.entries)} queries left out, their targets are never a reference'
     paths = picture_paths(c) if images else {}
-    b = Benchmark('cirr', task, q, _loader(c), Protocol(f'cirr/{task}', gallery=said, prompt=prompt, reference='removed', split=split, extra=extra),
-                  list(c.files), shared, _key(c))
+    b = Benchmark('cirr', task, q, _loader(c, paths), Protocol(f'cirr/{task}', gallery=said, prompt=prompt, reference='removed', split=split, extra=extra),
+                  list(c.files), shared, _key(paths))
     return b.restrict(paths or [need_file(c.folder/next(iter(c.files.values())), **PICTURES)]) if images else b
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #bff2aa19
-def _loader(c:Cirr):
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #d0f0e3a7
+def _loader(c:Cirr, paths:dict):
     "name -> PIL image."
-    paths = picture_paths(c)
     def load(name):
         with Image.open(paths.get(name) or need_file(c.folder/c.files[name], **PICTURES)) as im: return im.convert('RGB')
     return load
 
-def _key(c:Cirr)->str:
+def _key(paths:dict)->str:
     "What the names stand for, for the feature store."
-    return fingerprint(['cirr', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n,p in picture_paths(c).items())])
+    return fingerprint(['cirr', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n,p in paths.items())])
 
 # %% ../../nbs/02c_benchmarks.cirr.ipynb #42d86e60
 def averages(full:pd.DataFrame, subset:pd.DataFrame, seed=0, **labels)->pd.DataFrame: # result rows
@@ -170,7 +172,7 @@ def evaluate_cirr(method, full:Benchmark, subset:Benchmark, backbone, ks=(1,5,10
     labels = rows_f.iloc[0][['benchmark', 'method', 'backbone', 'profile']].to_dict()
     return dict(full=f, subset=s), pd.concat([rows_f, rows_s, averages(f, s, seed, **labels)], ignore_index=True)
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #e3ec241a
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #19eb5f84
 LENGTHS = dict(recall=50, recall_subset=3)   # names per query
 MAX_BYTES = 5_000_000                        # of a submission
 
@@ -190,7 +192,7 @@ def _submission_fault(s, c:Cirr)->str:
     "What is wrong with a submission; empty if nothing."
     if not isinstance(s, dict): return f'is {type(s).__name__}, not an object'
     if s.get('version')!='rc2': return f'version is {s.get("version")!r}, not "rc2"'
-    if s.get('metric') not in LENGTHS: return f'metric is {s.get("metric")!r}, not one of {", ".join(LENGTHS)}'
+    if s.get('metric') not in tuple(LENGTHS): return f'metric is {s.get("metric")!r}, not one of {", ".join(LENGTHS)}'
     pairs = {str(e['pairid']): e for e in c.entries}
     if odd := s.keys() - pairs.keys() - {'version', 'metric'}: return f'pair {min(odd)} is not in the {c.split} split; {len(odd)} such'
     if lost := pairs.keys() - s.keys(): return f'pair {min(lost, key=int)} is missing; {len(lost)} such'
@@ -229,19 +231,20 @@ def score_submission(path, c:Cirr)->pd.DataFrame: # metric, k, value in percent,
     ks = (1, 5, 10, 50) if s['metric']=='recall' else (1, 2, 3)
     return pd.DataFrame([dict(metric=s['metric'], k=k, value=100*float(np.mean([t in s[p][:k] for p,t in c.answers.items()])), n=len(c.answers)) for k in ks])
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #aced2aaa
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #9dd0a338
 @torch.no_grad()
 def ranked_lists(method, c:Cirr, backbone, prompt:str='{condition}', encode=None, block:int=1000)->dict: # kind -> {pair: names}
     "The lists of both submissions, for a split whose targets need not be known."
-    names, blocks = list(c.files), {kind: {} for kind in LENGTHS}
-    f = (encode or image_features)(backbone, names, _loader(c), _key(c))
+    names, lists, paths = list(c.files), {kind: {} for kind in LENGTHS}, picture_paths(c)
+    f = (encode or image_features)(backbone, names, _loader(c, paths), _key(paths))
     if lost := [n for n in names if n not in f.index]: raise ValueError(f'{c.folder}: {len(lost)} of {len(names)} images cannot be read (the first: {lost[0]!r}); a submission needs all')
     gal, col = torch.from_numpy(np.asarray(f.array[[f.index[n] for n in names]], np.float32)), {n:j for j,n in enumerate(names)}
     for start in range(0, len(c.entries), block):
         E = c.entries[start:start+block]
         q = method.encode_query(gal[[col[e['reference']] for e in E]], [prompt.replace('{condition}', e['caption']) for e in E], backbone)
-        order = torch.as_tensor(method.scores(q, gal)).argsort(dim=1, descending=True, stable=True).tolist()
-        for e,o in zip(E, order):
-            best, six = [names[j] for j in o if names[j]!=e['reference']], e['img_set']['members']
-            blocks['recall'][str(e['pairid'])], blocks['recall_subset'][str(e['pairid'])] = best[:50], [n for n in best if n in six][:3]
-    return blocks
+        S = torch.as_tensor(method.scores(q, gal)).float().cpu()
+        for e, s, order in zip(E, S.numpy(), S.argsort(dim=1, descending=True, stable=True)[:,:51].tolist()):
+            others = sorted((m for m in e['img_set']['members'] if m!=e['reference']), key=lambda m: (-s[col[m]], col[m]))
+            lists['recall'][str(e['pairid'])] = [names[j] for j in order if names[j]!=e['reference']][:50]
+            lists['recall_subset'][str(e['pairid'])] = others[:3]
+    return lists

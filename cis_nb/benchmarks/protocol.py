@@ -247,7 +247,7 @@ def _shared_gallery(method, bench, q, vec, budget=2**25):
         for v,r in zip(valid, block): v[[col[i] for i in _excluded(r, bench.protocol) if i in col]] = False
         yield block, method.scores(q[start:start+step], gal), [[col[t] for t in r.targets] for r in block], valid, [ids]*len(block)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #d972d081
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #0645574d
 def _padded(lists, fill)->np.ndarray:
     "Lists of different lengths as one array."
     width = max(map(len, lists))
@@ -256,8 +256,8 @@ def _padded(lists, fill)->np.ndarray:
 def _top(scores, targets, valid, ids, keep)->list:
     "Ids of the first `keep` candidates of one query; equal scores: targets last."
     s = np.where(valid, scores, -np.inf)
-    best = np.argpartition(-s, keep)[:keep] if keep<len(s) else np.arange(len(s))
-    return [ids[j] for j in best[np.lexsort((np.isin(best, targets), -s[best]))] if valid[j]]
+    best = np.flatnonzero(s>=np.partition(s, -keep)[-keep]) if keep<len(s) else np.arange(len(s))
+    return [ids[j] for j in best[np.lexsort((np.isin(best, targets), -s[best]))][:keep] if valid[j]]
 
 def _ranked(rows, scores, targets, valid, ids, keep)->pd.DataFrame:
     "One line per query of a block."

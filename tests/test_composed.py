@@ -1,0 +1,224 @@
+"The world's composed queries: sentences that can be read back, layouts that agree with the official files, the same bytes everywhere."
+import hashlib, json, os, random, re, subprocess, sys
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from PIL import Image
+
+from cis_nb.world import composed as c
+from cis_nb.world.captions import NOUNS, PLACE_WORDS, anything, in_training
+from cis_nb.world.scenes import COLORS, PATTERNS, POSES, SIZES, TEXTURES, THINGS, Thing, held_out, render, visible
+
+GOLDEN = dict(cirr='0f26367fde4cf2c254c117b74bbcb8af698f975e5d4934092f19257706c5803c',
+              mitstates='d26d080543696623f1e1e5395db00591924163c47e61fac4a13ef071dfdf7d20')
+SPLITS = ('train', 'val', 'test1')
+seeds = st.integers(0, 10**9)
+
+
+def read(root, name): return json.loads((root/'cirr'/name).read_text(encoding='utf-8'))
+
+
+def cirr_hash(root):
+    "Every JSON file as it is, every picture as its pixels (how PNG packs them depends on the library)."
+    h = hashlib.sha256()
+    for p in sorted(root.rglob('*.json')): h.update(str(p.relative_to(root)).encode() + p.read_bytes())
+    for p in sorted(root.rglob('*.png')): h.update(str(p.relative_to(root)).encode() + np.asarray(Image.open(p)).tobytes())
+    return h.hexdigest()
+
+
+def states_hash():
+    "Close-ups as drawn: JPEG bytes depend on the library."
+    shots = (render(c.state(w, n, random.Random(i)), 64).tobytes() for i, (w, n) in enumerate((w, n) for n in THINGS for w in ('adj', *c.owned(n))))
+    return hashlib.sha256(b''.join(shots)).hexdigest()
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('composed')
+    c.write_cirr(folder, 90, seed=5)
+    return folder
+
+
+# -- reading the sentences back: only the reference and the words are known
+
+CALLED = {word: k for k in THINGS for word in NOUNS.get(k, (k,))}
+NOUN = '|'.join(sorted(CALLED, key=len, reverse=True))
+VALUE = '|'.join((*COLORS, *PATTERNS, *POSES, 'small', 'larg'))
+PLACE = {words: p for p, many in PLACE_WORDS.items() for words in many}
+any_of = lambda options: f'(?:{"|".join(options)})'
+THING = f'{any_of(SIZES)} (?:{any_of(TEXTURES)} )?(?:{any_of(POSES)} )?{any_of(COLORS)} (?:{any_of(PATTERNS)} )?(?:{NOUN})'
+GAPS = dict(n=f'(?P<n>{NOUN})', m=f'(?P<m>{NOUN})', am=f'an? (?P<am>{NOUN})', v=f'(?P<v>{VALUE})', av=f'an? (?P<av>{VALUE})', was=f'(?:{VALUE})', k='(?P<k>color|pattern)', p=f'(?P<p>{"|".join(PLACE)})',
+            all=f'(?P<all>the (?:{NOUN})(?: and the (?:{NOUN}))?)', thing=f'an? (?P<thing>{THING})', where=f'(?P<where>{"|".join(c.WHERE.values())})')
+
+
+def pattern(template):
+    "A template as a regular expression; a gap that comes twice must be filled twice with the same."
+    out, seen = re.escape(template).replace(r'\{', '{').replace(r'\}', '}').replace(r'\ ', ' '), set()
+    for name in re.findall(r'{(\w+)}', template):
+        out = out.replace('{%s}' % name, f'(?P={name})' if name in seen else GAPS[name], 1)
+        seen.add(name)
+    return out
+
+
+TEMPLATES = [(kind, re.compile(pattern(t))) for kind, sorts in c.SENTENCES.items() for sort in sorts for t in sort]
+
+
+@lru_cache(maxsize=None)
+def clause(text): return [(k, m) for k, p in TEMPLATES if (m := p.fullmatch(text))]
+
+
+def clauses(text):
+    "All ways to read `text` as one or two clauses: lists of (kind, match)."
+    cuts = [m.start() for m in re.finditer(' and ', text)]
+    return [[w] for w in clause(text)] + [[a, b] for i in cuts for a in clause(text[:i]) for b in clause(text[i+5:])]
+
+
+def thing_of(words):
+    "The thing that 'small red striped ball' describes."
+    name = next(n for n in sorted(CALLED, key=len, reverse=True) if words.endswith(n))
+    said = words.removesuffix(name).split()
+    pick = lambda options, usual=None: next((v for v in options if v in said or all(p in said for p in v.split())), usual)
+    return CALLED[name], dict(color=pick(COLORS), pattern=pick(PATTERNS, 'plain'), texture=pick(TEXTURES, 'smooth'), pose=pick(POSES, 'upright'), size=pick(SIZES))
+
+
+def beyond(scene, where, other):
+    "The cell that lies there, seen from a thing."
+    dx, dy = next(d for d, w in c.WHERE.items() if w == where)
+    cell = c.cell(next(t for t in scene.things if t.category == CALLED[other]))
+    x, y = cell % 2 + dx, cell//2 + dy
+    return x + 2*y if 0 <= x < 2 and 0 <= y < 2 else None
+
+
+def meant(kind, g, scene):
+    "The edits that a clause can mean, told from the reference; None where it makes no sense there."
+    what, there = CALLED.get(g.get('n')), {t.category: t for t in scene.things}
+    if what and kind != 'add' and what not in there: return None
+    if kind == 'size': return c.Edit('size', what, {'small': 'small', 'larg': 'large'}[g['v']]) if g['v'] in ('small', 'larg') else None
+    if kind in ('color', 'pattern', 'pose'):
+        v = g.get('v') or g.get('av')   # 'a red boat in place of the blue one'
+        return c.Edit(kind, what, v) if v in dict(color=COLORS, pattern=PATTERNS, pose=POSES)[kind] else None
+    if kind == 'like': return c.Edit('like', what, (g['k'], CALLED[g['m']])) if CALLED[g['m']] in there else None
+    if kind == 'replace': return c.Edit('replace', what, CALLED[g['am']])
+    if kind == 'swap': return c.Edit('swap', what, CALLED[g['m']]) if CALLED[g['m']] in there else None
+    if kind == 'remove': return c.Edit('remove', what)
+    if kind == 'keep': return c.Edit('keep', value=tuple(CALLED[n] for n in re.findall(f'the ({NOUN})', g['all'])))
+    if kind == 'place': return c.Edit('place', value=PLACE[g['p']])
+    if CALLED[g['m']] not in there or (cell := beyond(scene, g['where'], g['m'])) is None: return None
+    if kind == 'move': return c.Edit('move', what, cell)
+    name, looks = thing_of(g['thing'])
+    return c.Edit('add', name, c.put(c.look(Thing(name), **looks), cell)) if name not in there and looks['color'] and looks['size'] else None
+
+
+def obeyed(text, scene):
+    "The facts that the sentence leads to from `scene`: one dict per reading."
+    out = []
+    for reading in clauses(text):
+        edits = [meant(kind, m.groupdict(), scene) for kind, m in reading]
+        if None not in edits: out.append(c.facts(c.follow(edits, scene)))
+    return out
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds)
+def test_whoever_reads_the_sentence_finds_the_target_and_nothing_else(seed):
+    r = random.Random(seed)
+    groups = c.family(r, n=2)
+    known = [c.facts(s) for g in groups for s in g]
+    for g in groups:
+        for i, j in c.CHAIN:
+            kind, text = c.instruct(c.difference(g[i], g[j]), g[i], g[j], r)
+            results = obeyed(text, g[i])
+            assert results, f'cannot read {text!r}'
+            assert {known.index(f) for f in results if f in known} == {known.index(c.facts(g[j]))}, text
+            assert text == text.lower() and kind in {*c.CHOOSE, 'two'}
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.sampled_from(sorted(c.CHOOSE)))
+def test_every_kind_of_edit_can_be_made_and_read(seed, kind):
+    r, found = random.Random(seed), None
+    while found is None:
+        scene = c.stage(r)
+        found = c.edit(scene, r, kind)
+    after, said, text = found
+    assert said == kind or (kind in ('color', 'pattern') and said == 'like') or kind == 'like'
+    assert c.facts(after) != c.facts(scene) and c.facts(after) in obeyed(text, scene)
+    assert c.facts(c.redraw(after, r)) == c.facts(after) and len(visible(render(c.redraw(after, r), 64, with_segments=True)[1])) == len(after.things)
+
+
+def test_training_shows_no_held_out_pair():
+    for i in range(6):
+        assert not any(held_out(t.color, t.category) for g in c.family(random.Random(i), in_training) for s in g for t in s.things)
+    seen = {(t.color, t.category) for i in range(6) for g in c.family(random.Random(i), anything) for s in g for t in s.things}
+    assert any(held_out(*p) for p in seen)
+    for n in THINGS:
+        for w in ('adj', *c.owned(n)):
+            t = c.state(w, n, random.Random(1)).things[0]
+            assert t.category == n and (n in c.TEST_NOUNS or not held_out(t.color, n)) and (w == 'adj' or w in (t.color, t.pattern, t.texture, t.pose))
+
+
+@pytest.mark.parametrize('split', SPLITS)
+def test_the_official_fields_and_folders(root, split):
+    entries, files = read(root, f'captions/cap.rc2.{split}.json'), read(root, f'image_splits/split.rc2.{split}.json')
+    kinds, secret = read(root, f'kinds.{split}.json'), split == 'test1'
+    assert {str(e['pairid']) for e in entries} == set(kinds) and set(kinds.values()) <= {*c.CHOOSE, 'two'}
+    answers = read(root, 'answers.test1.json') if secret else {str(e['pairid']): e['target_hard'] for e in entries}
+    for e in entries:
+        members, target = e['img_set']['members'], answers[str(e['pairid'])]
+        assert set(e) == {'pairid', 'reference', 'caption', 'img_set'} | (set() if secret else {'target_hard', 'target_soft'})
+        assert set(e['img_set']) == {'id', 'members', 'reference_rank'} | (set() if secret else {'target_rank'})
+        assert len(set(members)) == 6 and {e['reference'], target} <= set(members) <= set(files) and e['reference'] != target
+        if not secret: assert e['target_soft'] == {target: 1.0}
+    for name, path in files.items():
+        assert path == (f'./train/{int(name.split("-")[1]) % 100}/{name}.png' if split == 'train' else f'./{c.PREFIX[split]}/{name}.png')
+        with Image.open(root/path) as im: assert im.size == (128, 128) and im.format == 'PNG'
+
+
+def test_splits_share_nothing(root):
+    names = [set(read(root, f'image_splits/split.rc2.{s}.json')) for s in SPLITS]
+    ids = [{e['pairid'] for e in read(root, f'captions/cap.rc2.{s}.json')} for s in SPLITS]
+    groups = [{e['img_set']['id'] for e in read(root, f'captions/cap.rc2.{s}.json')} for s in SPLITS]
+    for some in (names, ids, groups): assert sum(map(len, some)) == len(set().union(*some))
+    assert len(list(root.rglob('*.png'))) == sum(map(len, names))
+    assert len({p.read_bytes() for p in root.rglob('*.png')}) == sum(map(len, names))
+
+
+@pytest.mark.parametrize('split', ('val', 'test1'))
+def test_the_same_fields_as_the_real_files(root, split):
+    data = os.environ.get('CIS_DATA')
+    if not data or not (Path(data)/'cirr/captions').is_dir(): pytest.skip('CIS_DATA has no cirr/captions')
+    real = json.loads((Path(data)/f'cirr/captions/cap.rc2.{split}.json').read_text(encoding='utf-8'))
+    shape = lambda v: {k: shape(x) for k, x in v.items()} if isinstance(v, dict) and 'pairid' in v or isinstance(v, dict) and 'members' in v else type(v).__name__
+    assert {json.dumps(shape(e), sort_keys=True) for e in read(root, f'captions/cap.rc2.{split}.json')} == {json.dumps(shape(e), sort_keys=True) for e in real}
+    if split == 'val': assert {(e['img_set']['reference_rank'], e['img_set']['target_rank']) for e in real} == set(c.CHAIN)
+
+
+def test_the_readers_of_the_official_layouts_read_the_world(tmp_path):
+    from cis_nb.benchmarks.cirr import load_cirr, read_cirr
+    from cis_nb.benchmarks.mitstates import load_mitstates
+    c.write_cirr(tmp_path, 30)
+    c.write_mitstates(tmp_path, 1)
+    for split in SPLITS: assert len(read_cirr(tmp_path, split).answers) == len(read(tmp_path, f'captions/cap.rc2.{split}.json'))
+    assert load_cirr(tmp_path, 'test1').protocol.coverage == 1
+    states = load_mitstates(tmp_path)
+    assert len(states) == len(c.TEST_NOUNS)*c.PER_NOUN*(c.PER_NOUN-1) and len(states.shared_gallery) == len(c.TEST_NOUNS)*c.PER_NOUN
+
+
+def test_golden(root):
+    assert (cirr_hash(root), states_hash()) == (GOLDEN['cirr'], GOLDEN['mitstates']), 'the composed world has changed: every number made from it changes with it'
+
+
+def test_the_same_in_another_process(root, tmp_path):
+    code = 'import sys; from pathlib import Path; from cis_nb.world.composed import write_cirr; write_cirr(Path(sys.argv[1]), 90, seed=5)'
+    subprocess.run([sys.executable, '-c', code, str(tmp_path)], env={**os.environ, 'PYTHONHASHSEED': '77'}, check=True)
+    assert cirr_hash(tmp_path) == cirr_hash(root)
+
+
+def test_a_part_of_size_zero_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    folder = c.composed_root(cirr=18, mitstates=0)
+    assert (folder/'cirr').is_dir() and not (folder/'mit-states').exists() and folder == c.composed_root(18, 0)
+    assert c.composed_root(cirr=18, mitstates=0, seed=1) != folder
