@@ -505,12 +505,12 @@ def f1_interval(c, n=1000, seed=0)->tuple:
     right, total = c.right.to_numpy()[draws].sum(1), (c.found + c.wanted).to_numpy()[draws].sum(1)
     return tuple(np.percentile(200*right/np.maximum(1, total), [2.5, 97.5]))
 
-# %% ../../nbs/03a_mining.captions.ipynb #09eaa765
+# %% ../../nbs/03a_mining.captions.ipynb #3d937946
 def cause(wanted, extra)->str:
     "What stands in the place of a relation that was not found."
     s, r, o = wanted
-    kinds = {'the words belong to another noun': lambda e: e[1:]==(r, o), 'another end of the object': lambda e: e[:2]==(s, r), 'another end of the subject': lambda e: e[1:]==(r, o),
-             'another predicate': lambda e: (e[0], e[2])==(s, o)}
+    kinds = {'another end of the subject': lambda e: e[1:]==(r, o) and {*e[0].split()} & {*s.split()}, 'the words belong to another noun': lambda e: e[1:]==(r, o),
+             'another object': lambda e: e[:2]==(s, r), 'another predicate': lambda e: (e[0], e[2])==(s, o)}
     return next((kind for kind, same in kinds.items() if any(map(same, extra))), 'nothing')
 
 def errors(c)->pd.DataFrame:

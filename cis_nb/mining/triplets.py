@@ -10,7 +10,7 @@ __all__ = ['RATINGS', 'UNSEEN', 'PICTURES', 'LOOKUPS', 'FILTERS', 'NO_TARGET', '
            'conditions', 'sample_triplets', 'mined', 'read_mined', 'zipf_words', 'zipf_relations', 'zipf_ratings',
            'peak_memory', 'race', 'triplet_rates']
 
-# %% ../../nbs/03b_mining.triplets.ipynb #6f82251e
+# %% ../../nbs/03b_mining.triplets.ipynb #8903610a
 import json, re, resource, subprocess, sys, time
 from collections import Counter
 from functools import lru_cache
@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 import inflect, numpy as np, pandas as pd
 from ..core import data_root, fingerprint, need_file, progress, store_root, stored
-from ..world.captions import NOUNS
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
 
 # %% ../../nbs/03b_mining.triplets.ipynb #7619c55a
@@ -46,13 +45,14 @@ def with_plurals(ratings:dict)->dict:
     plural = inflect.engine().plural_noun
     return {plural(w): v for w,v in sorted(ratings.items(), key=lambda r: r[1])} | ratings
 
-# %% ../../nbs/03b_mining.triplets.ipynb #1d4a5729
+# %% ../../nbs/03b_mining.triplets.ipynb #26b313a1
 UNSEEN = dict(grandmother=4.65, friend=3.1, lunch=4.3, afternoon=3.7, day=3.9, week=3.5, summer=3.6, memory=2.4, idea=1.6, love=2.1, sale=3.4,
               thing=3.2, object=3.7, color=4.1, pattern=3.9, texture=3.8, pose=3.3, size=3.1)
 PICTURES = dict.fromkeys(('photo', 'picture', 'close-up', 'drawing', 'sketch', 'pencil sketch', 'cutout', 'paper cutout', 'mosaic', 'moonlight', 'night'), 4.6)
 
 def world_ratings()->dict:
     "Concreteness of the world's words, our own numbers."
+    from cis_nb.world.captions import NOUNS
     seen = [w for t in THINGS for w in NOUNS.get(t, (t,))] + ['paper', 'tiles']
     ground = list(STUFF) + ['sky', 'wall', 'floor', 'beach', 'lake', 'meadow', 'snow', 'winter', 'street', 'park', 'desert', 'sunset', 'room', 'living room', 'kitchen', 'courtyard']
     looks = [v for values in ATTRIBUTES.values() for v in values]
