@@ -6,17 +6,17 @@
 __all__ = ['METHODS', 'COMMON', 'DEFAULTS', 'FREE', 'LOOP', 'shuffled', 'batch_at', 'step_seed', 'Made', 'ahead', 'lr_at',
            'trainable', 'adamw', 'weights', 'put_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint',
            'load_checkpoint', 'quick_bfloat16', 'accelerator_for', 'share_gradients', 'update', 'blend', 'averaged',
-           'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method', 'settings', 'make_objective',
-           'fit', 'launch', 'trained']
+           'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method', 'settings', 'run_of',
+           'make_objective', 'fit', 'launch', 'trained']
 
-# %% ../nbs/05_train.ipynb #8ee64ad5
-import contextlib, importlib, inspect, json, math, os, shutil, time
+# %% ../nbs/05_train.ipynb #f3776dcb
+import contextlib, importlib, inspect, json, math, os, re, shutil, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from safetensors.torch import load_file, save_file
-from .core import pick_device, progress, stored
+from .core import need_file, pick_device, progress, store_root, stored
 from .models.backbone import load_backbone
 from .models.combiner import CombinerTraining
 from .models.contrastive import Contrastive
@@ -336,6 +336,13 @@ def settings(p:dict)->dict:
     nothing = p['backbone']=='tiny' and p['method']=='contrastive'    # the one thing that is trained from nothing
     if p['pretrained']=='auto': p['pretrained'] = 'none' if nothing else 'default'
     return {k: p[k] for k in [*COMMON, *find_method(p['method'], 'SETTINGS')]}
+
+# %% ../nbs/05_train.ipynb #d22ef7be
+def run_of(name:str)->str:
+    "What an experiment of this profile has trained: the folder of the run in its receipt. What is no experiment's name is returned as it is."
+    if not re.match(r'\d\w*_', name) or Path(name).is_dir(): return name
+    receipt = need_file(Path(os.environ.get('CIS_REPORT', 'reports/quick/05_train')).parent/name/'receipt.json', f'weights {name!r}', f'the experiment {name} of the same profile, which has to run first')
+    return str(store_root()/json.loads(receipt.read_text())['runs'][0])
 
 # %% ../nbs/05_train.ipynb #4b8afa4c
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'Difference', 'RESULT_COLUMNS', 'ranks', 'recall_at_k', 'map_at_k', 'bootstrap_ci', 'paired_bootstrap',
-           'Protocol', 'reachable', 'Benchmark', 'text_vectors', 'result_rows', 'evaluate']
+           'Protocol', 'reachable', 'Benchmark', 'NoQueries', 'text_vectors', 'result_rows', 'evaluate']
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #e4099c27
 import os
@@ -185,7 +185,10 @@ class Benchmark:
     def __len__(self): return len(self.queries)
     def restrict(self, present)->'Benchmark': return _restrict(self, set(present))
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #c33f7da1
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #f18ef0ed
+class NoQueries(ValueError):
+    "Not one query of a benchmark has all of its images."
+
 def _restrict(b:Benchmark, here:set)->Benchmark:
     "What can be scored with the images that are `here`."
     missing = [i for i in b.images if i not in here]
@@ -194,7 +197,7 @@ def _restrict(b:Benchmark, here:set)->Benchmark:
     need = [{*t, *(g if own else ()), *((r,) if isinstance(r, str) else ())} for t,g,r in zip(q.targets, q.gallery, q.reference)]
     keep = np.array([n<=here for n in need], bool)
     if not keep.any():
-        raise ValueError(f'{b.name}/{b.task}: {len(missing)} of {len(b.images)} images are missing (the first: {missing[0]!r}), and no query has all of its own')
+        raise NoQueries(f'{b.name}/{b.task}: {len(missing)} of {len(b.images)} images are missing (the first: {missing[0]!r}), and no query has all of its own')
     out = f'{(~keep).sum()} of {len(q)} queries left out' if not keep.all() else ''
     protocol = replace(b.protocol, coverage=b.protocol.coverage*(1-len(missing)/len(b.images)), extra='; '.join(filter(None, [b.protocol.extra, out])))
     return replace(b, queries=q[keep], protocol=protocol, images=[i for i in b.images if i in here],

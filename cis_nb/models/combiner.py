@@ -7,7 +7,8 @@ __all__ = ['HALVES', 'NEGATIVES', 'SETTINGS', 'branch', 'Combiner', 'query_to_ta
            'benchmark_squares', 'benchmark_pictures', 'photo_squares', 'photo_pictures', 'crops', 'stored_size', 'Seen',
            'half', 'Tuned', 'one_of', 'CombinerLoss', 'combiner_method', 'places', 'curves', 'query_strip',
            'CombinerTraining', 'save_combiner', 'read_combiner', 'trained_method', 'photo_root', 'cirr_root',
-           'triplet_folder', 'held_out', 'training_data', 'make_combiner', 'sources_combiner']
+           'triplet_folder', 'held_out', 'training_data', 'make_combiner', 'sources_combiner', 'Encoding',
+           'made_up_triplets', 'training_rates']
 
 # %% ../../nbs/04c_models.combiner.ipynb #e3ae4325
 import json, textwrap, time
@@ -229,7 +230,7 @@ class CombinerLoss:
 
     def after_step(self): pass
 
-# %% ../../nbs/04c_models.combiner.ipynb #7690c8cb
+# %% ../../nbs/04c_models.combiner.ipynb #7034f6c6
 def combiner_method(net:Combiner)->Method:
     "A Combiner as a way to embed queries."
     device = next(net.eval().parameters()).device
@@ -249,15 +250,16 @@ def curves(before:dict, after:dict):
             k = np.unique(np.geomspace(1, found.gallery_size.max(), 40).astype(int))
             ax.plot(k, [100*(found['rank']<=n).mean() for n in k], label=when, color=color('grey' if when=='before' else 'combiner'))
         ax.plot(k, 100*k/k.max(), ls=':', color=color('grey'), label='chance')
-        ax.set(title=f'{name}: {len(found):,} queries, gallery of {k.max():,}', xlabel='k', ylabel='R@k (%)', xscale='log', ylim=(-3,103)); ax.legend()
+        ax.set(title=f'{name}: {len(found):,} queries, gallery of {k.max():,}', xlabel='k', ylabel='R@k (%)', xscale='log', ylim=(-3,103), xlim=(1, k.max())); ax.legend()
+        ax.set_xticks(ticks := [n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if n<=k.max()], ticks, minor=False); ax.minorticks_off()
     for ax in axes[len(after):]: ax.set_axis_off()
     return fig
 
-# %% ../../nbs/04c_models.combiner.ipynb #c3033b21
+# %% ../../nbs/04c_models.combiner.ipynb #828a8d2d
 def query_strip(b:Benchmark, r)->dict:  # `r`: a line of per_query
     "The reference of a query and its first five, as a strip."
-    targets = b.queries.set_index('query_id').targets[r.query_id]
-    title = textwrap.shorten(f'“{r.condition}” – right image on rank {r.rank} of {r.gallery_size}', 100, placeholder=' …')
+    targets = b.queries.targets[b.queries.query_id==r.query_id].iloc[0]
+    title = textwrap.shorten(f'“{r.condition}” – right image on rank {r["rank"]} of {r.gallery_size}', 100, placeholder=' …')
     return dict(images=[b.load(i) for i in (r.reference, *r.top[:5])], title=title, titles=['reference', *[f'{k}' for k in range(1, len(r.top[:5])+1)]],
                 outlines=['reference', *['target' if i in targets else None for i in r.top[:5]]])
 
@@ -334,12 +336,12 @@ def triplet_folder(p:dict)->Path:
     return mined(photo_root(p), p['samples'], seed=p['seed'], n_val=p['val_samples'], parser='world' if p['data']=='world' else 'auto',
                  **{k: p[k] for k in ('captions','attributes','filter','threshold','partner')})
 
-# %% ../../nbs/04c_models.combiner.ipynb #d0ea9694
+# %% ../../nbs/04c_models.combiner.ipynb #ad8194e3
 def held_out(table, pictures:Pictures, name:str, rule:str)->Benchmark|None:
-    "Triplets of held-out images as a benchmark; None if none has its images."
+    "Triplets of held-out images as a benchmark; None if there is nothing to choose from."
     here = set(pictures.names)
     t = table[table.reference_image.isin(here) & table.target_image.isin(here)].reset_index(drop=True)
-    if t.empty: return None
+    if t.target_image.nunique()<2: return None
     queries = pd.DataFrame(dict(query_id=[str(i) for i in t.index], reference=t.reference_image, condition=t.condition, targets=[[x] for x in t.target_image]))
     gallery = sorted(set(t.target_image))
     return Benchmark('triplets', name, queries, pictures.load, Protocol(f'triplets/{name}', gallery=f'the {len(gallery):,} different targets', reference='removed', extra=f'mined: {rule}'),
@@ -373,3 +375,47 @@ def sources_combiner(backbone, p:dict)->tuple: # inputs, modules
     splits = ['val']*('cirr' in (p['validation'], p['triplets'])) + ['train']*(p['triplets']=='cirr')
     cirr = [fingerprint([b.key, b.queries.query_id.tolist(), b.queries.condition.tolist(), b.queries.targets.tolist()]) for b in (load_cirr(cirr_root(p), s) for s in splits)]
     return photos+cirr, ['cis_nb.models.combiner', 'cis_nb.benchmarks.protocol', 'cis_nb.data']
+
+# %% ../../nbs/04c_models.combiner.ipynb #9351b261
+class Encoding(CombinerLoss):
+    "Frozen training that encodes again what it has encoded before: for comparison only."
+    def __init__(self, backbone, net, table, pictures, **kw):
+        super().__init__(backbone, net, table, pictures, {'none': (None, pictures)}, tune='none', **kw)
+        self.seen, self.words = Seen(pictures, backbone, True), None
+        self.data = numbered(table, self.seen.index)
+    def see(self, seen):
+        with torch.no_grad(): return super().see(seen)
+    def read(self, texts):
+        with torch.no_grad(): return super().read(texts)
+
+def made_up_triplets(n:int, size:int, pictures:int=64, conditions:int=200, seed:int=0)->tuple: # table, Pictures
+    "Triplets of noise: how long a step takes does not depend on what is seen."
+    rng = np.random.default_rng(seed)
+    names, array = [f'p{i}' for i in range(pictures)], rng.integers(0, 256, (pictures, 3, stored_size(size), stored_size(size)), dtype=np.uint8)
+    draw = lambda: rng.choice(names, n)
+    table = pd.DataFrame(dict(reference_image=draw(), target_image=draw(), distractor_image=draw(), condition=[f'on a boat with {i} {i%7} cats' for i in rng.integers(0, conditions, n)]))
+    load = lambda name: Image.fromarray(array[names.index(name)].transpose(1, 2, 0))
+    return table, Pictures(names, load, f'noise-{size}-{pictures}-{seed}', lambda size: (array, {n: i for i,n in enumerate(names)}))
+
+# %% ../../nbs/04c_models.combiner.ipynb #5e29ca2e
+def training_rates(backbone, batch_size:int=256, steps:int=5, projection:int=2560, hidden:int=5120, dtype:str='auto', seed:int=0)->pd.DataFrame: # way, seconds, steps_per_s, triplets_per_s, times
+    "Steps and triplets per second of three ways to train a Combiner, and how many times the slow way is passed."
+    from cis_nb.train import accelerator_for, adamw, update
+    acc, (table, pictures) = accelerator_for(str(backbone.device.type), dtype), made_up_triplets(20*batch_size, backbone.image_size, seed=seed)
+    net = lambda: Combiner(backbone.D, projection, hidden).to(backbone.device)
+    ways = {'stored features': lambda: CombinerLoss(backbone, net(), table, pictures, {'none': (None, pictures)}), 'every image encoded again': lambda: Encoding(backbone, net(), table, pictures),
+            'both halves learn': lambda: CombinerLoss(backbone, net(), table, pictures, {'none': (None, pictures)}, tune='both')}
+    rows = [dict(way=way, seconds=_median_step(make(), acc, adamw, update, batch_size, steps)) for way,make in ways.items()]
+    out = pd.DataFrame(rows)
+    out = out.assign(steps_per_s=1/out.seconds, triplets_per_s=batch_size/out.seconds)
+    return out.assign(times=out.steps_per_s/out.steps_per_s[1])
+
+def _median_step(objective, acc, adamw, update, batch_size:int, steps:int)->float:
+    "Seconds of one step, batch included; the first is not counted."
+    for m in objective.modules.values(): m.train()
+    optimizer, seconds, rng = adamw(objective.modules, 0.), [], np.random.default_rng(0)
+    for step in range(steps+1):
+        start = time.perf_counter()
+        update(objective, objective.prepare(rng.integers(0, len(objective.data), batch_size), rng), optimizer, acc)
+        seconds.append(time.perf_counter()-start)
+    return float(np.median(seconds[1:]))
