@@ -44,7 +44,7 @@ def test_published_architectures_encode(name):
     assert f.shape==(3, b.D) and g.shape==(4, b.D) and b.truncated==1
     assert b.record['activation']=='quick_gelu' and b.record['parameters']==sum(p.numel() for p in b.model.parameters())
 
-@pytest.mark.parametrize('name', [n for n in BACKBONES if n!='tiny'])
+@pytest.mark.parametrize('name', [n for n in BACKBONES if BACKBONES[n].hub])
 def test_missing_weights_say_what_to_get(name, monkeypatch, tmp_path):
     monkeypatch.setattr(weights.constants, 'HF_HUB_OFFLINE', True)
     monkeypatch.setattr(weights.constants, 'HF_HUB_CACHE', str(tmp_path))

@@ -10,14 +10,14 @@ __all__ = ['RATINGS', 'UNSEEN', 'PICTURES', 'LOOKUPS', 'FILTERS', 'NO_TARGET', '
            'conditions', 'sample_triplets', 'mined', 'read_mined', 'zipf_words', 'zipf_relations', 'zipf_ratings',
            'peak_memory', 'race', 'triplet_rates']
 
-# %% ../../nbs/03b_mining.triplets.ipynb #8903610a
+# %% ../../nbs/03b_mining.triplets.ipynb #6cd89b5a
 import json, re, resource, subprocess, sys, time
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-import inflect, numpy as np, pandas as pd
+import numpy as np, pandas as pd
 from ..core import data_root, fingerprint, need_file, progress, store_root, stored
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
 
@@ -39,9 +39,10 @@ def read_ratings(path)->dict:
     if head.split('\t')[:3]!=['Word', 'Bigram', 'Conc.M']: raise ValueError(f'{path}, line 1: expected the columns Word, Bigram, Conc.M, ..., found {head[:60]!r}')
     return dict(_rating(line, n, path) for n, line in enumerate(lines, 2) if line.strip())
 
-# %% ../../nbs/03b_mining.triplets.ipynb #c102292e
+# %% ../../nbs/03b_mining.triplets.ipynb #cc3ca46e
 def with_plurals(ratings:dict)->dict:
     "The ratings, and those of the plurals."
+    import inflect    # takes seconds to load
     plural = inflect.engine().plural_noun
     return {plural(w): v for w,v in sorted(ratings.items(), key=lambda r: r[1])} | ratings
 
@@ -150,7 +151,7 @@ def ranges(key, order, n:int)->Ranges:
     "Group `order` by `key[order]`, which has to be sorted; keys are 0..n-1."
     return Ranges(order.astype(np.int32), np.searchsorted(key[order], np.arange(n+1)))
 
-# %% ../../nbs/03b_mining.triplets.ipynb #19850382
+# %% ../../nbs/03b_mining.triplets.ipynb #612bc994
 def _codes(*columns)->tuple: # a number array per column, the names (H,)
     "Number the names of several columns together."
     coded = [pd.factorize(c) for c in columns]
@@ -165,6 +166,7 @@ def _numbered(key)->tuple: # (K,) different keys, (R,) the number of each row's 
     number = np.empty(len(key), np.int32); number[order] = np.cumsum(new)-1
     return key[order[new]], number, order
 
+# %% ../../nbs/03b_mining.triplets.ipynb #2bab4c5a
 class Index:
     "A relation table as arrays of numbers, sorted for drawing. H heads, R rows that may be drawn."
     def __init__(self, relations, ratings, filter='six', threshold=4.8, lookup='exact'):
@@ -334,7 +336,7 @@ def sample_triplets(relations, n:int, seed:int=0,
     if partner=='similar': rows[:, 1] = similar_targets(index, np.arange(len(rows)), seed, rows[:, 0], rows[:, 1], candidates)
     return _as_table(relations, index.row[rows], score, turns, modifiers), {k: v for k,v in dropped.items() if v}
 
-# %% ../../nbs/03b_mining.triplets.ipynb #2b841bff
+# %% ../../nbs/03b_mining.triplets.ipynb #a5e5cd7f
 def _mine(folder:Path, relations, source:str, wanted:dict, seed, kw):
     "Write triplets.parquet and counts.json; a split too small for triplets is said so in the counts."
     parts, counts = [], dict(relation_folder=source, relations=len(relations), images=int(relations.image.nunique()), splits={})
@@ -348,6 +350,7 @@ def _mine(folder:Path, relations, source:str, wanted:dict, seed, kw):
     pd.concat(parts, ignore_index=True).to_parquet(folder/'triplets.parquet', index=False)
     (folder/'counts.json').write_text(json.dumps(counts))
 
+# %% ../../nbs/03b_mining.triplets.ipynb #84c0082c
 def mined(root, n:int, seed:int=0, captions:str='first', attributes:bool=False, filter:str='six', threshold:float=4.8, partner:str='random', parser:str='auto',
           n_val:int=0,           # triplets from photos of the validation split
           ratings:str='auto',    # see `concreteness`; with the parser `world` auto is the world's
