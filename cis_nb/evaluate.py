@@ -8,8 +8,8 @@ __all__ = ['CODE', 'BRIEF', 'LEARNED', 'encode_once', 'answers', 'kept', 'read_k
            'specific_solutions', 'solution_answers', 'specific_answers', 'places', 'genecis', 'answer_strip', 'three',
            'only', 'firsts', 'won_by', 'failures', 'lines_of', 'most_asked']
 
-# %% ../nbs/06_evaluate.ipynb #9814673c
-import json, os
+# %% ../nbs/06_evaluate.ipynb #360fc6e5
+import json, os, textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +132,7 @@ def trained_answers(entry, benchmarks:dict, backbone, encode)->Path: # the folde
     return kept(f'{entry.backbone.name}-{entry.method.name}-s{entry.seed}', dict(method=entry.method.name, backbone=entry.backbone.fingerprint, training=entry.seed, run=entry.run.name), benchmarks,
                 lambda: answers([entry.method], benchmarks, entry.backbone, entry.seed, own, training=entry.seed), ['cis_nb.models.combiner'])
 
-# %% ../nbs/06_evaluate.ipynb #d8b1627d
+# %% ../nbs/06_evaluate.ipynb #5a9d76af
 def unknown_names(solution, bench)->str:
     "Why a solution cannot answer a task; empty if it can."
     knows = getattr(solution.method, 'types', None) or getattr(solution.backbone, 'names', None)
@@ -141,7 +141,7 @@ def unknown_names(solution, bench)->str:
 
 def specific_solutions(root, backbone, benchmarks:dict, detector='windows', device='auto')->tuple: # {task: Solution}, {task: why not}
     "The specific solutions that can be built on `root`, and why others cannot."
-    look = lambda: window_detector(backbone, *vocabulary(root)) if detector=='windows' else OpenDetector(detector, vocabulary(root)[0], device=device)
+    look = lambda: window_detector(backbone, *vocabulary(root)) if detector=='windows' else OpenDetector(data_root(detector), vocabulary(root)[0], device=device)
     found, missing, eyes = {}, {}, None
     for draw, task in benchmarks:
         if task in missing: continue
@@ -191,15 +191,15 @@ def genecis(p:dict # the parameters below
     return SimpleNamespace(**vars(at), entries=entries, solutions=found, unsolved=unsolved, folder=folder, folders=folders,
                            per_query=per_query, results=summary(per_query, p['backbone'], p['seed']))
 
-# %% ../nbs/06_evaluate.ipynb #b153f759
+# %% ../nbs/06_evaluate.ipynb #6e92037f
 def answer_strip(bench, a,  # a line of `answers`
                  title='', k=5)->dict: # a row of `show_grid`
     "The reference, the first `k` answers, the target."
-    target = bench.queries.set_index('query_id').targets[a.query_id][0]
+    right = bench.queries.set_index('query_id').targets[a.query_id]
     ids = list(a.top)[:k]
-    titles, marks = ['reference', *map(str, range(1, len(ids)+1))], ['reference', *('target' if i==target else None for i in ids)]
-    if target not in ids: ids, titles, marks = ids+[target], titles+[f'target: {a["rank"]}'], marks+['target']
-    return dict(images=[bench.load(i) for i in [a.reference, *ids]], titles=titles, outlines=marks, title=f'{title}“{a.condition}”')
+    titles, marks = ['reference', *map(str, range(1, len(ids)+1))], ['reference', *('target' if i in right else None for i in ids)]
+    if not set(ids) & set(right): ids, titles, marks = ids+[right[0]], titles+[f'target: {a["rank"]}' if len(right)==1 else 'one target'], marks+['target']
+    return dict(images=[bench.load(i) for i in [a.reference, *ids]], titles=titles, outlines=marks, title=f'{title}“{textwrap.shorten(a.condition, 80, placeholder=" …")}”')
 
 def three(per_query, method, task)->dict: # name -> a line
     "The best, the median and the worst answer of a method, by rank."

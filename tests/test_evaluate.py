@@ -95,9 +95,98 @@ def test_averages_of_the_paper_tables_follow_from_their_columns():
         p = cp.paper_numbers(table); one = p[(p.k==1) & (p.method!='specific')]
         for m,g in one.groupby('method'): assert g[g.task!='mean'].value.mean() == pytest.approx(g[g.task=='mean'].value.item(), abs=.06), (table, m)
 
-def test_paper_table_keeps_rows_that_are_not_built():
-    t = cp.beside_paper(pd.DataFrame(columns=['method', 'task', 'k', 'value']), 'genecis_table2')
-    assert len(t) == 6 and list(t.iloc[:,1].str.split('; ').str[1]) == ['not built yet here'] + ['not measured here']*3 + ['not built yet here']*2 and t.iloc[:,2:].notna().sum().sum() == 12 + 5*13
+EMPTY = pd.DataFrame(columns=['method', 'task', 'k', 'seed', 'value', 'ci_low', 'ci_high', 'n'])
+
+def test_paper_table_keeps_rows_that_were_not_measured():
+    t = cp.beside_paper(EMPTY, 'genecis_table2')
+    assert len(t) == 6 and list(t['numbers of']) == ['paper; not measured here']*6
+    assert t.iloc[:,2:].map(lambda c: c.count('.')).sum().sum() == 12 + 5*13                       # every number of the paper
+
+@pytest.mark.parametrize('table', ['genecis_table2', 'genecis_table3_mitstates', 'genecis_table4_cirr', 'genecis_table6'])
+def test_every_number_of_a_paper_table_is_shown_once(table):
+    t, p = cp.beside_paper(EMPTY, table), cp.paper_numbers(table)
+    assert sorted(float(v) for c in t.columns[2:] for cell in t[c] for v in cell.split(' / ') if v != '–') == sorted(p.value)
+
+def test_a_row_of_several_seeds_is_their_mean_and_says_so():
+    mine = pd.DataFrame([('combiner', 'full', 1, s, v, 0., 99., 10) for s,v in enumerate((20., 26.))], columns=EMPTY.columns)
+    t = cp.beside_paper(mine, 'genecis_table4_cirr', dict(full={1:1., 5:5., 10:10.}))
+    ours = t[t['numbers of'].str.startswith('this run, ')].iloc[0]
+    assert ours['numbers of'] == 'this run, mean of 2 seeds' and ours.iloc[2] == '23.0 / – / –' and t.iloc[-1].tolist() == ['Chance', 'this run', '1.0 / 5.0 / 10.0']
+    assert cp.doubt(next(cp.over_seeds(mine).itertuples())) == '23.0 ± 4.2'
+
+# --- seeds
+
+def seeded(gains, n=1000):
+    "Image + Text finds a fifth; a training of each seed finds `gain` percent more, on top of the same queries."
+    make = lambda m, s, share: pd.DataFrame(dict(method=m, seed=s, draw=0, task='a', query_id=range(n), reference=range(n), gallery_size=15, rank=np.where(np.arange(n)<round(share*n), 1, 5)))
+    return pd.concat([make('image_text', -1, .2), *(make('combiner', s, .2+g/100) for s,g in enumerate(gains))])
+
+def test_each_seed_is_compared_on_its_own():
+    said = [cp.verdict(c) for c in cp.compare_seeds(seeded([5, 0, -5]), 'combiner', 'image_text')]
+    assert said == ['better', 'cannot tell', 'worse'] and cp.compare(seeded([5, 0, -5]), 'combiner', 'image_text')['diff'] == pytest.approx(0)
+    assert cp.compare_seeds(seeded([5]), 'image_text', 'combiner') == []          # the sum has no seeds
+
+def test_the_mean_over_seeds_is_what_is_compared():
+    t = seeded([4, 8]); c = cp.compare(t, 'combiner', 'image_text')
+    assert c['diff'] == pytest.approx(6) and c['n'] == 1000 and c['low'] > 0
+
+def test_a_seed_that_has_not_answered_all_is_an_error():
+    t = seeded([4, 8])
+    with pytest.raises(ValueError, match='same queries'): cp.hits(t[~((t.seed==1) & (t.query_id==7))])
+    with pytest.raises(ValueError, match='twice'): cp.hits(pd.concat([t, t[:1]]))
+
+def test_summary_has_rows_of_every_seed_and_no_mean_of_half_the_tasks():
+    t = pd.concat([seeded([4, 8], 50).assign(task=k) for k in 'ab'] + [seeded([], 50).assign(method='specific')]).assign(protocol='p'); t['ranks'] = [[r] for r in t['rank']]
+    r = ev.summary(t, 'eyes')
+    assert set(r.seed[r.method=='combiner']) == {0, 1} and set(r.task[r.method=='combiner']) == {'a', 'b', 'mean'} and set(r.task[r.method=='specific']) == {'a'}
+    assert 'of 2 seeds surely better' in cp.headline(t[t.method!='specific'], r[r.method!='specific'], dict(image_text='Image + Text', combiner='C'))
+
+# --- trainings
+
+def test_the_receipt_of_a_training_tells_its_parameters(tmp_path, monkeypatch):
+    (tmp_path/'05_train.mine').mkdir(); (tmp_path/'05_train.mine'/'receipt.json').write_text(json.dumps(dict(params=dict(method='combiner', steps=7))))
+    monkeypatch.setenv('CIS_REPORT', str(tmp_path/'06_evaluate'))
+    assert ev.training_params('05_train.mine')['steps'] == 7 and ev.training_params('mined')['triplets'] == 'mined'
+    with pytest.raises(FileNotFoundError, match='has to run first'): ev.training_params('05_train.other')
+
+def test_without_a_book_the_parameter_file_tells_them(tmp_path, monkeypatch):
+    monkeypatch.delenv('CIS_REPORT', raising=False); monkeypatch.setenv('CIS_HOME', str(tmp_path)); monkeypatch.setenv('CIS_PROFILE', 'mine')
+    (tmp_path/'params'/'mine').mkdir(parents=True); (tmp_path/'params'/'mine'/'05_train.x.yaml').write_text('method: combiner\nsteps: 3\n')
+    p = ev.training_params('05_train.x')
+    assert (p['steps'], p['backbone'], p['pretrained']) == (3, 'tiny', 'default')
+    with pytest.raises(FileNotFoundError, match='profile mine, or one of mined, cirr'): ev.training_params('05_train.y')
+
+def test_two_trainings_of_the_same_kind_are_refused():
+    with pytest.raises(ValueError, match='two of them'): ev.trained_entries(['cirr', 'cirr'], [0], eyes)
+
+def test_answers_of_a_training_carry_its_seed():
+    b, m = bench(), replace(bl.method('text_only'), name='combiner')
+    found = ev.answers([m, 'image_only'], {(0, 'focus_object'): b}, eyes, encode=ev.encode_once(eyes, [b], see), training=3)
+    assert set(found.seed) == {3} and set(found.method) == {'combiner', 'image_only'}
+
+# --- specific solutions
+
+def test_a_name_that_nobody_knows_leaves_the_task_out():
+    b = bench(); eye = SimpleNamespace(names=['green'])
+    s = SimpleNamespace(method=SimpleNamespace(), backbone=eye)
+    assert ev.unknown_names(s, b).startswith("1 of 1 queries ask for 'blue'") and not ev.unknown_names(SimpleNamespace(method=SimpleNamespace(types={'blue': []}), backbone=eyes), b)
+
+def test_without_annotations_there_is_no_specific_solution(tmp_path):
+    found, missing = ev.specific_solutions(tmp_path, eyes, {(0, 'focus_object'): bench(), (0, 'focus_attribute'): bench('focus_attribute')})
+    assert not found and 'panoptic_val2017.json is missing' in missing['focus_object'] and 'VAW' in missing['focus_attribute']
+
+# --- which queries are shown
+
+def test_shown_queries_follow_their_rules():
+    t = pd.concat([rows(('c', 'a', 1, 1), ('c', 'a', 2, 1), ('c', 'a', 3, 4), ('c', 'a', 4, 2)), rows(('x', 'a', 1, 3), ('x', 'a', 2, 9), ('x', 'a', 3, 1), ('x', 'a', 4, 1))])
+    assert ev.won_by(t, 'c', ['x'], 'a').query_id.tolist() == [2, 1] and ev.failures(t, 'c', 'a').query_id.tolist() == [4, 3]
+    asked = t.assign(task='focus_object', condition=['p', 'q', 'q', 'r']*2, reference=['i', 'i', 'j', 'j']*2)
+    assert ev.most_asked(asked, 'c', 'object').condition.tolist() == ['p', 'q']           # both references have two; i has more right
+
+def test_a_strip_of_several_right_answers_marks_them_all():
+    b = bench(gallery=('c','b','d')); b.queries.at[0, 'targets'] = ['c', 'b']
+    a = pd.Series(dict(query_id='focus_object-0', reference='a', condition='blue '*40, rank=1, top=['c', 'b', 'd']))
+    s = ev.answer_strip(b, a); assert s['outlines'] == ['reference', 'target', 'target', None] and len(s['title']) < 90
 
 # --- running
 
@@ -168,6 +257,10 @@ def test_without_a_usable_query_the_task_is_left_out_with_the_reason(folder):
     (folder/'val2017'/'000000000003.jpg').unlink()
     found, missing = ev.load_tasks(folder, ['focus_object'])
     assert not found and 'no query has all of its own' in missing['focus_object']
+
+def test_a_broken_file_is_an_error_and_not_a_missing_task(folder):
+    (folder/'genecis'/'focus_object.json').write_text('[{"reference":')
+    with pytest.raises(ValueError, match='not JSON'): ev.load_tasks(folder, ['focus_object'])
 
 # --- claims
 

@@ -162,22 +162,52 @@ def test_the_chapter_on_a_small_dirty_folder_with_the_run_of_another_experiment(
     assert f'run/{run.name}' in receipt['runs'] and receipt['params']['weights']==['05_train.photos', 'none']
     assert receipt['counts']=={'photos': 78, 'caption of a photo that is not there': 1, 'file that is no image': 1, 'damaged image': 1}
     assert list(results.columns)==RESULT_COLUMNS and {'captions/pictures', 'composed/pictures'}==set(results.benchmark)
-    a, b = (results[(results.method==m) & (results.benchmark=='captions/pictures')].value.to_numpy() for m in ('trained here', 'random weights'))
-    assert np.allclose(a, b)                                                                     # the pretended run has the same random weights
+    assert load_backbone('tiny', str(run), 'cpu').record in receipt['backbone']                  # the page stands on the weights of that run
+    assert {'trained here', 'random weights'}<=set(results.method)
     assert not [o for o in outputs if o['output_type']=='error' or o.get('name')=='stderr'], [o for o in outputs if o.get('name')=='stderr']
     assert sum('image/png' in o.get('data', {}) for o in outputs)>=6
 
-def test_a_missing_experiment_is_named(tmp_path, monkeypatch):
-    from cis_nb.core import need_file, store_root
-    cells = json.loads((project_root()/'nbs'/'06p_photos.ipynb').read_text())['cells']
-    source = next(''.join(c['source']) for c in cells if 'def run_of' in ''.join(c['source'])).split('\nruns =')[0]
-    space = dict(Path=Path, os=os, json=json, need_file=need_file, store_root=store_root); exec(source, space)
+def test_a_run_is_named_by_its_experiment(tmp_path, monkeypatch):
+    from cis_nb.core import store_root
+    from cis_nb.train import run_of
     monkeypatch.setenv('CIS_REPORT', str(tmp_path/'photos'/'.running-06p_photos'))
-    assert space['run_of']('default')=='default' and space['run_of'](str(tmp_path))==str(tmp_path)
-    with pytest.raises(FileNotFoundError, match='05_train.photos.*has to run first'): space['run_of']('05_train.photos')
+    assert [run_of(w) for w in ('default', 'none', 'auto', str(tmp_path))]==['default', 'none', 'auto', str(tmp_path)]
+    with pytest.raises(FileNotFoundError, match='05_train.photos.*has to run first'): run_of('05_train.photos')
+    other = tmp_path/'photos'/'05_train.photos'; other.mkdir(parents=True)
+    (other/'receipt.json').write_text(json.dumps(dict(runs=['run/a', 'run/b'])))
+    assert run_of('05_train.photos')==str(store_root()/'run'/'a')
 
 def test_the_profile_has_known_parameters():
     from cis_nb.book import experiments
     found = experiments('photos', '/some/where')
     assert {'05_train.photos', '06p_photos'} <= set(found)
     assert all(e.params['data']=='/some/where' for e in found.values() if 'data' in e.defaults)
+
+# ---- triplets from real captions
+
+def test_the_chapters_run_after_what_they_name():
+    from cis_nb.book import experiments
+    found = experiments('photos')
+    assert found['05_train.combiner'].needs==('05_train.photos',) and found['06q_photo_triplets'].needs==('05_train.photos',)
+
+def test_the_one_combiner_is_one_of_the_twelve():
+    from cis_nb.book import experiments
+    found = experiments('photos'); one, q = found['05_train.combiner'].params, found['06q_photo_triplets']
+    twelve = {**q.defaults, **q.params}
+    assert one['partner'] in twelve['partners'] and one['attributes'] in twelve['attributes'] and found['05_train.combiner'].defaults['seed'] in twelve['seeds']
+    assert {k: one[k] for k in one if k in twelve and k!='attributes'}=={k: twelve[k] for k in one if k in twelve and k!='attributes'}
+    assert (one['warmup'], one['eval_every'])==(twelve['steps']//10, twelve['steps']//4)
+
+def cells_of(name, *starts):
+    "The code cells of a chapter that hold these words."
+    cells = [''.join(c['source']) for c in json.loads((project_root()/'nbs'/f'{name}.ipynb').read_text())['cells'] if c['cell_type']=='code']
+    return [next(c for c in cells if s in c) for s in starts]
+
+def test_kinds_of_conditions_and_what_captions_say():
+    space = dict(re=re, relations=pd.DataFrame(dict(relation=['in'], kind=['relation'])), np=np)
+    exec(cells_of('06q_photo_triplets', 'def kind_of')[0], space)
+    assert [space['kind_of'](*r) for r in (('next to', 'relation'), ('In', 'relation'), ('wearing', 'relation'), ('jumps over', 'relation'), ('is', 'attribute'))]==['where', 'where', 'has', 'does', 'is']
+    lines = {'a': ['A dog , in the Snow .', 'snowy hills'], 'b': ['Snow !', 'snow']}
+    space.update(every=pd.DataFrame(dict(captions=list(lines.values())), index=list(lines)), said={k: ' '.join(re.sub(r'[^a-z0-9 -]', ' ', ' . '.join(c).lower()).split()) for k,c in lines.items()})
+    exec(cells_of('06q_photo_triplets', 'def names')[0].split('\nsome =')[0], space)
+    assert space['names']('a', 'snow') and not space['names']('a', 'hill') and [space['times'](k, 'Snow') for k in 'ab']==[1, 2]

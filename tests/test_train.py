@@ -5,6 +5,7 @@ import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
 from safetensors.torch import load_file
 from cis_nb import train as T
+from cis_nb.book import defaults, read_notebook
 from cis_nb.core import project_root
 from cis_nb.models.contrastive import questions
 
@@ -126,6 +127,20 @@ def test_trains_on_a_folder_of_photos(photos, tmp_path, monkeypatch):
     before, asked = (run/'model.safetensors').stat().st_mtime_ns, questions(str(photos), 100, 64)
     assert len(pd.read_csv(run/'history.csv'))==2 and 0<len(asked['pairs'][1])<20
     assert T.trained(p)==run and (run/'model.safetensors').stat().st_mtime_ns==before   # asked again: from the store
+
+def test_the_parameters_cell_holds_the_defaults():
+    cell = defaults(read_notebook(project_root()/'nbs'/'05_train.ipynb'))
+    assert cell==T.DEFAULTS and {k: type(v) for k,v in cell.items()}=={k: type(v) for k,v in T.DEFAULTS.items()}
+
+def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
+    "Parameters of another method, and those that change no result, are no part of the name."
+    asked = []
+    monkeypatch.setattr(T, 'stored', lambda kind, variant, params, build, **kw: asked.append((variant, params)))
+    for more in ({}, dict(tau=.5, photos=7, tune='both'), dict(device='cpu', processes=2, log_every=1, workers=3), dict(samples=9)): T.trained(dict(method='contrastive', **more))
+    assert asked[0]==asked[1]==asked[2]!=asked[3] and 'tau' not in asked[0][1]
+    assert set(T.settings(dict(method='combiner'))) > {'tau', 'tune', 'steps'}
+    with pytest.raises(ValueError, match="unknown parameter 'temprature'"): T.trained(dict(method='combiner', temprature=1))
+    with pytest.raises(ValueError, match='known: contrastive, combiner'): T.trained(dict(method='combine'))
 
 def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
     env = dict(os.environ, HF_HUB_OFFLINE='1', HF_HOME=str(tmp_path), HF_HUB_CACHE=str(tmp_path/'hub'), CIS_STORE=str(tmp_path/'store'), OMP_NUM_THREADS='1', PYTHONPATH=str(project_root()))
