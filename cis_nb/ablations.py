@@ -23,7 +23,7 @@ from .readers import read_photos
 from .train import FREE, LOOP, settings, train
 from .world.layouts import world_root
 
-# %% ../nbs/07a_ablations.ipynb #85412b96
+# %% ../nbs/07a_ablations.ipynb #6ee41b65
 @dataclass(frozen=True, eq=False)
 class Corpus:
     "Photographs with captions, and all the relations in them."
@@ -39,8 +39,9 @@ def corpus(data:str='world', # or a folder of photographs with captions
     world = data=='world'
     root = world_root(coco=0, vaw=0, captions=photos, seed=seed)/'captions' if world else data_root(data)
     folder = relation_shards(root, 'world' if world else 'auto', captions='all', attributes=True)
-    said, t = {k: c[0] for k,c in zip((p := read_photos(root).table).key, p.captions)}, read_relations(folder)
-    return Corpus(folder.name, t.assign(first=t.caption==t.image.map(said)), photo_pictures(root, size), concreteness('world' if world else 'auto'))
+    t, table = read_relations(folder), read_photos(root).table
+    opening = dict(zip(table.key, table.captions.str[0]))
+    return Corpus(folder.name, t.assign(first=t.caption==t.image.map(opening)), photo_pictures(root, size), concreteness('world' if world else 'auto'))
 
 # %% ../nbs/07a_ablations.ipynb #bb0619e4
 def heard(c:Corpus, p:dict, split:str)->pd.DataFrame:

@@ -334,25 +334,27 @@ def _receipt_html(r:dict)->HTML:
     return HTML('<div class="cis-receipt" style="border-left:4px solid #4477aa; padding:.3em 1em; margin:.5em 0">'
                 f'<div style="font-size:1.1em; margin-bottom:.3em">{html.escape(r["headline"])}</div><small>{lines}</small></div>')
 
-# %% ../nbs/00_core.ipynb #a6e60610
-def _receipt(params, headline, results, runs, counts, protocol, seed, backbone)->dict:
+# %% ../nbs/00_core.ipynb #b8a8fe02
+def _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence)->dict:
     "All that should be known about a finished experiment."
     return dict(experiment=os.environ.get('CIS_EXPERIMENT', ''), profile=os.environ.get('CIS_PROFILE', ''),
                 headline=headline, params=params, seconds=round(time.monotonic()-_started, 3),
                 runs=[_run_name(p) for p in _many(runs)], counts=counts or {}, seed=_many(seed), backbone=[b.record for b in _many(backbone)],
                 protocol=list(dict.fromkeys(getattr(p, 'id', str(p)) for p in _many(protocol))), rows=0 if results is None else len(results),
-                created=_now(), versions=versions(), machine=machine())
+                evidence=evidence or {}, created=_now(), versions=versions(), machine=machine())
 
-# %% ../nbs/00_core.ipynb #c6d87905
+# %% ../nbs/00_core.ipynb #94176487
 def finish(params:dict,
            headline:str,         # what was found, in one sentence
            results=None,         # DataFrame in the book's result columns
            runs=(),              # folders that were used or made
            counts:dict=None,     # what was skipped, by name
            protocol=None, seed=None,
-           backbone=None)->HTML: # or several: weights, activation, preprocessing and precision go into the receipt
+           backbone=None,        # or several: weights, activation, preprocessing and precision go into the receipt
+           evidence:dict=None    # claim -> comparisons (what, diff, low, high) that must all be positive; the chapter on claims reads them
+          )->HTML:
     "End an experiment: write its receipt where the book asks for it ($CIS_REPORT), and show it."
-    receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone)
+    receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence)
     if folder := os.environ.get('CIS_REPORT'):
         folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
         if results is not None: results.to_parquet(folder/'results.parquet', index=False)
