@@ -6,10 +6,11 @@
 __all__ = ['OURS', 'BACK', 'PUBLISHED', 'TABLE5', 'Corpus', 'corpus', 'heard', 'drawn', 'objective_on', 'learned', 'ask', 'sums',
            'contrast', 'slope', 'by_seed', 'said', 'beside', 'paper_ablations']
 
-# %% ../nbs/07a_ablations.ipynb #784e8c70
+# %% ../nbs/07a_ablations.ipynb #43504cad
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
 from .compare import PAPER_ROWS, compare, hits, redrawn, task_mean, verdict
@@ -43,42 +44,46 @@ def corpus(data:str='world', # or a folder of photographs with captions
     opening = dict(zip(table.key, table.captions.str[0]))
     return Corpus(folder.name, t.assign(first=t.caption==t.image.map(opening)), photo_pictures(root, size), concreteness('world' if world else 'auto'))
 
-# %% ../nbs/07a_ablations.ipynb #bb0619e4
-def heard(c:Corpus, p:dict, split:str)->pd.DataFrame:
+# %% ../nbs/07a_ablations.ipynb #a0e9330b
+def heard(c:Corpus, captions:str, attributes:bool, split:str='train')->pd.DataFrame:
     "The relations that a variant learns from."
     t = c.relations[c.relations.split==split]
-    if p['captions']=='first': t = t[t['first']]
-    return t if p['attributes'] else t[t.kind=='relation']
+    if captions=='first': t = t[t['first']]
+    return t if attributes else t[t.kind=='relation']
+
+@lru_cache(maxsize=4)   # variants that differ elsewhere share their triplets
+def _drawn(c:Corpus, split, n, seed, captions, attributes, **how):
+    return sample_triplets(heard(c, captions, attributes, split), n, seed, c.ratings, **how)[0]
 
 def drawn(c:Corpus, p:dict, split:str='train', n:int=None)->pd.DataFrame:
     "Triplets as a variant wants them."
-    return sample_triplets(heard(c, p, split), n or p['samples'], p['seed'], c.ratings, **{k: p[k] for k in ('filter','threshold','partner')})[0]
+    return _drawn(c, split, n or p['samples'], **{k: p[k] for k in ('seed','captions','attributes','filter','threshold','partner')})
 
-# %% ../nbs/07a_ablations.ipynb #9b5e5d12
+# %% ../nbs/07a_ablations.ipynb #38d9bb0a
 OURS = dict(method='combiner', captions='all', attributes=True, filter='six', threshold=4.8, partner='similar', negatives='both', start='sum',
             warmup=0, weight_decay=0., eval_every=0, validation='triplets', val_samples=200)
-BACK = dict(partner=('random partner', dict(partner='random')), facts=('relations only, no attributes', dict(attributes=False)), captions=('first caption only', dict(captions='first')),
-            negatives=('wrong answers of the batch only', dict(negatives='batch')), start=('random start', dict(start='random')))
+BACK = dict(negatives=('wrong answers of the batch only', dict(negatives='batch')), start=('random start', dict(start='random')), partner=('random partner', dict(partner='random')),
+            facts=('relations only, no attributes', dict(attributes=False)), captions=('first caption only', dict(captions='first')))
 PUBLISHED = {k: v for _,change in BACK.values() for k,v in change.items()}
 
-# %% ../nbs/07a_ablations.ipynb #b5803caf
-def objective_on(c:Corpus, p:dict, after=None)->CombinerTraining:
+# %% ../nbs/07a_ablations.ipynb #a4046fae
+def objective_on(c:Corpus, p:dict, backbone, after=None)->CombinerTraining:
     "What a variant minimises."
     torch.manual_seed(p['seed'])
-    backbone = load_backbone(p['backbone'], p['pretrained'], p['device'])
+    if p['tune']!='none': backbone = load_backbone(p['backbone'], p['pretrained'], p['device'])   # a copy of its own
     net = Combiner(backbone.D, **{k: p[k] for k in ('projection','hidden','dropout','start','normalise_inputs')})
     if after: net.load_state_dict(read_combiner(after)[0].state_dict())
     judge = held_out(drawn(c, settings(OURS|dict(data=p['data'])), 'val', p['val_samples']), c.pictures, c.name, 'all captions, attributes')
     return CombinerTraining(backbone, net.to(backbone.device), drawn(c, p), c.pictures, dict(triplets=(judge, c.pictures)), pretrained=p['pretrained'],
                             **{k: p[k] for k in ('tune','tau','negatives','symmetric','bn_mode')})
 
-def learned(c:Corpus, p:dict, after=None):
+def learned(c:Corpus, p:dict, backbone,
+            after=None)->Path: # the folder of another run
     "The run of a variant: from the store, continued, or begun."
     p = settings(OURS|p)
-    start = load_backbone(p['backbone'], p['pretrained'], 'cpu').fingerprint
     return stored('run', f"{p['backbone']}-variant", {k: v for k,v in p.items() if k not in FREE},
-                  lambda folder: train(objective_on(c, p, after), folder, **{k: p[k] for k in LOOP if k in p}),
-                  inputs=[start, c.name, c.pictures.key, *([after] if after else [])], code=['cis_nb.ablations', 'cis_nb.train', 'cis_nb.models.combiner', 'cis_nb.models.backbone', 'cis_nb.mining.triplets'], resume=True)
+                  lambda folder: train(objective_on(c, p, backbone, after), folder, **{k: p[k] for k in LOOP if k in p}),
+                  inputs=[backbone.fingerprint, c.name, c.pictures.key, *([after] if after else [])], code=['cis_nb.ablations', 'cis_nb.train', 'cis_nb.models.combiner', 'cis_nb.models.backbone', 'cis_nb.mining.triplets'], resume=True)
 
 # %% ../nbs/07a_ablations.ipynb #de43d4af
 def ask(name:str, run, at,    # where: from `places`

@@ -147,7 +147,7 @@ def load_checkpoint(path:Path, modules:dict, optimizer)->dict:
     optimizer.load_state_dict(saved['optimizer'])
     return saved['state']
 
-# %% ../nbs/05_train.ipynb #91aa1598
+# %% ../nbs/05_train.ipynb #d839bc72
 def quick_bfloat16()->bool:
     "Does this processor multiply bfloat16 in hardware?"
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -155,7 +155,7 @@ def quick_bfloat16()->bool:
 def accelerator_for(device:str='auto',  # 'auto', 'cpu', 'cuda'
                     dtype:str='auto'    # 'auto' is bfloat16 on CUDA, float32 elsewhere
                    ):
-    "Accelerate for one run; each run of a session may ask for another device or precision."
+    "Accelerate for one run; each run may ask for another device or precision."
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     if dtype not in ('auto','float32','bfloat16'): raise ValueError(f"dtype: {dtype!r} is none of 'auto', 'float32', 'bfloat16'")

@@ -259,11 +259,11 @@ def curves(before:dict, after:dict):
     for rest in axes[len(after):]: rest.set_axis_off()
     return fig
 
-# %% ../../nbs/04c_models.combiner.ipynb #b9ac97ea
+# %% ../../nbs/04c_models.combiner.ipynb #80d8c870
 def query_strip(b:Benchmark, r)->dict:  # `r`: a line of per_query
     "The reference of a query and its first five, as a strip."
     targets = b.queries.targets[b.queries.query_id==r.query_id].iloc[0]
-    top, title = r.top[:5], textwrap.shorten(f'“{r.condition}” – right image on rank {r["rank"]} of {r.gallery_size}', 100, placeholder=' …')
+    top, title = r.top[:5], textwrap.shorten(f'Right image on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …')
     return dict(images=[b.load(i) for i in (r.reference, *top)], title=title, titles=['reference', *map(str, range(1, len(top)+1))],
                 outlines=['reference', *['target' if i in targets else None for i in top]])
 
