@@ -320,7 +320,7 @@ def trained_method(run,            # the folder of a run
                          'use the backbone of the run, or train the Combiner on this one')
     return combiner_method(net.to(backbone.device)), backbone
 
-# %% ../../nbs/04c_models.combiner.ipynb #ec01a943
+# %% ../../nbs/04c_models.combiner.ipynb #42615513
 SETTINGS = dict(triplets='mined', photos=300, captions='first', attributes=False, filter='six', threshold=4.8, partner='random', cirr=200, validation='cirr', tune='none', bn_mode='eval',
                 projection=64, hidden=128, dropout=.5, start='random', normalise_inputs=False, tau=.01, negatives='batch', symmetric=False)
 
@@ -334,7 +334,7 @@ def cirr_root(p:dict)->Path:
     "The folder in CIRR's layout that goes with `data`."
     if p['data']!='world': return data_root('cirr')
     from cis_nb.world.composed import composed_root
-    return composed_root(cirr=p['cirr'], mitstates=0)
+    return composed_root(cirr=p['cirr'])
 
 def triplet_folder(p:dict)->Path:
     "The mined triplets that the parameters ask for."

@@ -385,8 +385,8 @@ def write_mitstates(root, n_per_pair, seed=0):
         for i in range(n_per_pair): (folder/f'{i:04d}.jpg').write_bytes(jpeg(render(state(w, c, random.Random(9_400_000_000 + seed*1_000_000 + 1000*k + i)), SIDE)))
     (root/'mit-states/test_nouns.txt').write_text('\n'.join(TEST_NOUNS) + '\n', encoding='utf-8')
 
-# %% ../../nbs/01e_world.composed.ipynb #e42a1377
-def composed_root(cirr=3000, mitstates=6, seed=0)->Path:
+# %% ../../nbs/01e_world.composed.ipynb #5efc5956
+def composed_root(cirr=0, mitstates=0, seed=0)->Path:
     "Root folder of a world with about `cirr` scenes as CIRR and `mitstates` pictures per pair as MIT-States."
     def build(folder):
         if cirr: write_cirr(folder, cirr, seed)
