@@ -5,6 +5,7 @@ DATA    ?=
 VENV    := .venv
 PY      := $(VENV)/bin/python
 READY   := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE   # else each of the many processes compiles every package anew, some ten seconds
 # an installer that reads other variables than pip does
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
@@ -51,4 +52,4 @@ clean:
 	find reports -mindepth 1 -maxdepth 1 -not -name README.md -not -name reference -exec rm -rf {} +
 
 constraints: $(READY)   # the versions that installations use; by hand, now and then
-	$(PY) -m uv pip compile setup.py --extra dev --universal --python-version 3.10 --no-header --no-annotate --quiet -o constraints.txt --upgrade
+	$(PY) -m uv pip compile setup.py --extra dev --extra detect --universal --python-version 3.10 --no-header --no-annotate --quiet -o constraints.txt --upgrade

@@ -17,7 +17,7 @@ setup(
     python_requires='>=' + cfg['min_python'],
     packages=find_packages(include=[cfg['lib_name'], cfg['lib_name'] + '.*']),
     package_data={cfg['lib_name']: ['paper/*.csv', 'assets/**/*']},
-    install_requires=lines('requirements'), extras_require={'dev': lines('dev_requirements')},
+    install_requires=lines('requirements'), extras_require={'dev': lines('dev_requirements'), 'detect': lines('detect_requirements')},
     entry_points={'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"]},
     zip_safe=False,
 )

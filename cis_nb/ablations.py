@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED', 'TABLE5', 'Corpus', 'corpus', 'heard', 'drawn', 'objective_on', 'learned', 'ask', 'sums',
-           'contrast', 'slope', 'by_seed', 'said', 'beside', 'paper_ablations']
+           'contrast', 'slope', 'by_seed', 'said', 'beside', 'effects', 'paper_ablations']
 
-# %% ../nbs/07a_ablations.ipynb #43504cad
+# %% ../nbs/07a_ablations.ipynb #d6c13deb
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
-from .compare import PAPER_ROWS, compare, hits, redrawn, task_mean, verdict
-from .core import data_root, progress, stored
-from .evaluate import kept_answers, places, read_kept, trained_answers
+from .benchmarks.protocol import RESULT_COLUMNS
+from .compare import compare, hits, redrawn, task_mean, verdict
+from .core import data_root, fingerprint, stored
+from .evaluate import answers, places
 from .mining.captions import read_relations, relation_shards
 from .mining.triplets import concreteness, sample_triplets
 from .models.backbone import load_backbone
@@ -85,20 +86,20 @@ def learned(c:Corpus, p:dict, backbone,
                   lambda folder: train(objective_on(c, p, backbone, after), folder, **{k: p[k] for k in LOOP if k in p}),
                   inputs=[backbone.fingerprint, c.name, c.pictures.key, *([after] if after else [])], code=['cis_nb.ablations', 'cis_nb.train', 'cis_nb.models.combiner', 'cis_nb.models.backbone', 'cis_nb.mining.triplets'], resume=True)
 
-# %% ../nbs/07a_ablations.ipynb #de43d4af
+# %% ../nbs/07a_ablations.ipynb #80cb3604
 def ask(name:str, run, at,    # where: from `places`
         seed:int=0, device:str='auto')->pd.DataFrame:
     "The answers of a run to the queries of `at`."
-    frozen = read_combiner(run)[1]['tune']=='none'
-    m, own = trained_method(run, device, at.model if frozen else None)
-    entry = SimpleNamespace(method=replace(m, name=name), seed=seed, run=run, backbone=own)
-    return read_kept([trained_answers(entry, at.benchmarks, at.model, at.encode)])
+    tune = read_combiner(run)[1]['tune']
+    m, own = trained_method(run, device, at.model if tune=='none' else None)
+    same = tune in ('none', 'text')     # the pictures' half is as it was, and so are their features
+    return answers([replace(m, name=name)], at.benchmarks, own, seed, at.encode if same else None, training=seed)
 
 def sums(at, seed:int=0)->pd.DataFrame:
     "The answers of Image + Text, to compare with."
-    return read_kept([kept_answers(['image_text'], at.benchmarks, at.model, seed, at.encode)])
+    return answers(['image_text'], at.benchmarks, at.model, seed, at.encode)
 
-# %% ../nbs/07a_ablations.ipynb #a01fae0d
+# %% ../nbs/07a_ablations.ipynb #02009200
 def contrast(per_query, weights:dict, # method -> weight
              n:int=1000, seed:int=0)->dict:
     "A weighted sum of the task means of R@1, and its interval."
@@ -112,6 +113,7 @@ def slope(x:dict # method -> place on the axis
          )->dict: # method -> weight
     "The weights whose sum is the slope of the line through the methods."
     v = np.array(list(x.values()), float)-np.mean(list(x.values()))
+    if not v.any(): raise ValueError(f'{", ".join(x)} stand at the same place {np.mean(list(x.values())):g}: no line goes through them')
     return dict(zip(x, v/(v@v)))
 
 # %% ../nbs/07a_ablations.ipynb #de0973f6
@@ -132,6 +134,15 @@ def beside(per_query, methods:dict, # name -> label
         a, b = compare(per_query, m, 'image_text'), compare(per_query, m, full) if m!=full else None
         rows.append({'variant': label, 'mean R@1 (seeds)': by_seed(per_query, m), 'against Image + Text': said(a), '': verdict(a), 'against the full recipe': said(b) if b else '–', ' ': verdict(b) if b else ''})
     return pd.DataFrame(rows)
+
+# %% ../nbs/07a_ablations.ipynb #4dcff234
+def effects(found:dict, # name -> from `compare` or `contrast`
+            backbone:str, protocols:list, seed:int=0)->pd.DataFrame:
+    "Differences and slopes as rows of the result table."
+    about = dict(benchmark='genecis', task='mean', backbone=backbone, profile=os.environ.get('CIS_PROFILE', ''), seed=seed, metric='effect', k=1,
+                 protocol=f'mean-{fingerprint(sorted({p.id for p in protocols}))[:8]}')
+    rows = [dict(about, method=name, value=c['diff'], ci_low=c['low'], ci_high=c['high'], n=c['n']) for name,c in found.items()]
+    return pd.DataFrame(rows, columns=RESULT_COLUMNS)
 
 # %% ../nbs/07a_ablations.ipynb #6d95150c
 TABLE5 = {'none':'tune_both', 'no concreteness filter':'no_filter', 'freeze image backbone':'tune_text', 'freeze text backbone':'tune_image', 'freeze image and text backbone':'tune_none'}
