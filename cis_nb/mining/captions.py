@@ -471,14 +471,14 @@ def read_relations(folder)->pd.DataFrame:
         tables.append(pq.read_table(pa.BufferReader(data)).to_pandas())
     return pd.concat(tables, ignore_index=True)
 
-# %% ../../nbs/03a_mining.captions.ipynb #177b4569
+# %% ../../nbs/03a_mining.captions.ipynb #e70b500d
 def expected(text)->Counter:
     "'man|on|beach; man|with|dog' as triples."
     return Counter(tuple(r.strip().split('|')) for r in text.split(';') if r.strip())
 
 def checked_captions(photos=None # folder of Flickr8k, for its part
                     )->pd.DataFrame:
-    "Captions with the relations that a person found: set, construction, caption, expected."
+    "Captions with the relations that were written down by hand: set, construction, caption, expected."
     assets = Path(cis_nb.__file__).resolve().parent/'assets'
     table = pd.read_csv(assets/'relations_checked.csv', keep_default_na=False)
     if photos is not None:

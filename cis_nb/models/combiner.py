@@ -70,7 +70,7 @@ def query_to_target(q,                 # (B,D) of this process
         loss = F.cross_entropy(q@torch.cat([everyone(g) for g in (t, *more)]).T/tau, own)
         return (loss + F.cross_entropy(t@everyone(q).T/tau, own))/2 if symmetric else loss
 
-# %% ../../nbs/04c_models.combiner.ipynb #f003e008
+# %% ../../nbs/04c_models.combiner.ipynb #25c4299a
 @dataclass
 class Triplets:
     "Questions to learn from, as numbers."
@@ -78,6 +78,7 @@ class Triplets:
     word: np.ndarray   # (n,) which of `texts`
     texts: list        # distinct conditions
     missing: int = 0   # triplets left out because an image is not there
+    own: int = 0       # triplets left out because their distractor is their reference or target
     def __len__(self): return len(self.rows)
 
 def numbered(table,     # reference_image, target_image, condition, and perhaps distractor_image
@@ -90,8 +91,10 @@ def numbered(table,     # reference_image, target_image, condition, and perhaps 
     rows = np.stack([n.map(index).fillna(-1).to_numpy(np.int64) for n in names], 1)
     ok = (rows[:, :3 if distractors else 2]>=0).all(1)
     if not ok.any(): raise ValueError(f'none of {len(table)} triplets has its images here' + (f' (the first needs {names[0].iloc[0]!r} and {names[1].iloc[0]!r})' if len(table) else '; more photos or a lower threshold give some'))
-    word, texts = pd.factorize(table.condition[ok])
-    return Triplets(rows[ok], word, list(texts), int((~ok).sum()))
+    use = ok & ~(distractors & (rows[:,2:]==rows[:,:2]).any(1))    # a right answer cannot be a wrong one
+    if not use.any(): raise ValueError(f'in all of {ok.sum()} triplets the distractor is the reference or the target itself: use negatives batch or references')
+    word, texts = pd.factorize(table.condition[use])
+    return Triplets(rows[use], word, list(texts), int((~ok).sum()), int((ok & ~use).sum()))
 
 # %% ../../nbs/04c_models.combiner.ipynb #8731a08f
 @dataclass
@@ -198,7 +201,7 @@ def one_of(name:str, value, known):
     if value not in known: raise ValueError(f'{name}: {value!r} is none of {", ".join(known)}')
     return value
 
-# %% ../../nbs/04c_models.combiner.ipynb #28a12d64
+# %% ../../nbs/04c_models.combiner.ipynb #bef22e6e
 class CombinerBatches:
     "What a Combiner learns from, for frozen or training towers."
     def __init__(self, backbone, net:Combiner, table, pictures:Pictures, benchmarks:dict, tune='none', tau=.01, negatives='batch', symmetric=False, bn_mode='eval', pretrained='default'):
@@ -210,7 +213,8 @@ class CombinerBatches:
         self.data = numbered(table, self.seen.index, 'far' in self.others)
         self.words = None if 'text' in self.live else text_features(backbone, self.data.texts)[self.data.texts]
         self.benchmarks = {k: (b, self.seen if p is pictures else Seen(p, backbone, 'image' in self.live)) for k,(b,p) in benchmarks.items()}
-        self.metric, self.counts = f'{next(iter(benchmarks))} R@1', {'triplets without their images': self.data.missing} if self.data.missing else {}
+        left_out = {'triplets without their images': self.data.missing, 'triplets whose distractor is their own picture': self.data.own}
+        self.metric, self.counts = f'{next(iter(benchmarks))} R@1', {k: n for k,n in left_out.items() if n}
 
     def prepare(self, ids, rng):
         rows, words, size = self.data.rows[ids], self.data.word[ids], self.backbone.image_size
