@@ -323,7 +323,7 @@ def find_method(name:str, what:str='make'):
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 
-# %% ../nbs/05_train.ipynb #b286dec5
+# %% ../nbs/05_train.ipynb #0b0dfef9
 COMMON = dict(backbone='tiny', pretrained='auto', method='contrastive', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
               clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0)
 DEFAULTS = COMMON | {k: v for name in METHODS for k,v in find_method(name, 'SETTINGS').items()}
@@ -333,7 +333,7 @@ def settings(p:dict)->dict:
     "The parameters that a method uses, defaults filled in."
     if odd := [k for k in p if k not in DEFAULTS]: raise ValueError(f'unknown parameter {odd[0]!r}; known: {", ".join(DEFAULTS)}')
     p = DEFAULTS | p
-    nothing = p['backbone']=='tiny' and p['method']=='contrastive'    # the one thing that is trained from nothing
+    nothing = p['backbone'].startswith('tiny') and p['method']=='contrastive'    # what is trained from nothing
     if p['pretrained']=='auto': p['pretrained'] = 'none' if nothing else 'default'
     return {k: p[k] for k in [*COMMON, *find_method(p['method'], 'SETTINGS')]}
 

@@ -49,6 +49,7 @@ def test_a_notebook_is_clean_and_has_its_parts(path):
     assert not any(c['outputs'] or c['execution_count'] for c in code), 'outputs or counts in git: make export'
     title, promise = book.heading(nb)
     assert title and promise, 'the first cell holds a title and a quotation with the result'
+    assert not any(re.search(r'\b(READING|TODO|FIXME|XXX)\b', c['source']) for c in nb['cells']), 'a placeholder'
     assert not any(re.match(r'\s*[%!]', line) for c in code for line in c['source'].splitlines()), 'a magic'
     if known is not None:
         assert not any(map(book.only_people, code)), 'papermill runs cells marked for people too'
