@@ -49,7 +49,6 @@ def test_a_notebook_is_clean_and_has_its_parts(path):
     assert not any(c['outputs'] or c['execution_count'] for c in code), 'outputs or counts in git: make export'
     title, promise = book.heading(nb)
     assert title and promise, 'the first cell holds a title and a quotation with the result'
-    assert not any(re.search(r'\b(READING|TODO|FIXME|XXX)\b', c['source']) for c in nb['cells']), 'a placeholder'
     assert not any(re.match(r'\s*[%!]', line) for c in code for line in c['source'].splitlines()), 'a magic'
     if known is not None:
         assert not any(map(book.only_people, code)), 'papermill runs cells marked for people too'
@@ -80,7 +79,7 @@ def test_the_map_holds_all_printed_tables_and_figures():
     assert figures==dict(genecis=13, compodiff=14, lrvsf=16, lincir=8)
 
 FORBIDDEN = {   # written in two parts, so that this file may be read too
-    '/wo'+'rk/': 'a path of one machine', '/tm'+'p/cis': 'a path of one machine', '\\.\\./sha'+'red': 'a folder outside', '\\bTO'+'DO\\b|\\bFIX'+'ME\\b|NotImplemented'+'Error': 'unfinished work',
+    '/wo'+'rk/': 'a path of one machine', '/tm'+'p/cis': 'a path of one machine', '\\.\\./sha'+'red': 'a folder outside', '\\bTO'+'DO\\b|\\bFIX'+'ME\\b|\\bREAD'+'ING\\b|NotImplemented'+'Error': 'unfinished work',
     'pickle\\.lo'+'ad|yaml\\.lo'+'ad\\(|extract'+'all\\((?!.*filter=)': 'unsafe reading', 'torch\\.lo'+'ad\\((?!.*weights_only=True)': 'unsafe reading'}
 
 @pytest.mark.parametrize('path', SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
