@@ -67,7 +67,7 @@ BACK = dict(negatives=('wrong answers of the batch only', dict(negatives='batch'
             facts=('relations only, no attributes', dict(attributes=False)), captions=('first caption only', dict(captions='first')))
 PUBLISHED = {k: v for _,change in BACK.values() for k,v in change.items()}
 
-# %% ../nbs/07a_ablations.ipynb #a4046fae
+# %% ../nbs/07a_ablations.ipynb #3cab2260
 def objective_on(c:Corpus, p:dict, backbone, after=None)->CombinerTraining:
     "What a variant minimises."
     torch.manual_seed(p['seed'])
@@ -84,7 +84,8 @@ def learned(c:Corpus, p:dict, backbone,
     p = settings(OURS|p)
     return stored('run', f"{p['backbone']}-variant", {k: v for k,v in p.items() if k not in FREE},
                   lambda folder: train(objective_on(c, p, backbone, after), folder, **{k: p[k] for k in LOOP if k in p}),
-                  inputs=[backbone.fingerprint, c.name, c.pictures.key, *([after] if after else [])], code=['cis_nb.ablations', 'cis_nb.train', 'cis_nb.models.combiner', 'cis_nb.models.backbone', 'cis_nb.mining.triplets'], resume=True)
+                  inputs=[backbone.fingerprint, c.name, c.pictures.key, fingerprint(c.ratings), *([after] if after else [])],
+                  code=['cis_nb.ablations', 'cis_nb.train', 'cis_nb.mining.triplets'] + [f'cis_nb.models.{m}' for m in ('combiner', 'contrastive', 'backbone')], resume=True)
 
 # %% ../nbs/07a_ablations.ipynb #80cb3604
 def ask(name:str, run, at,    # where: from `places`
