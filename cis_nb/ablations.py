@@ -6,7 +6,7 @@
 __all__ = ['OURS', 'BACK', 'PUBLISHED', 'TABLE5', 'Corpus', 'corpus', 'heard', 'drawn', 'objective_on', 'learned', 'ask', 'sums',
            'contrast', 'slope', 'by_seed', 'brought', 'said', 'effects', 'paper_ablations']
 
-# %% ../nbs/07a_ablations.ipynb #d6c13deb
+# %% ../nbs/07a_ablations.ipynb #58f96d40
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ from .evaluate import answers, places
 from .mining.captions import read_relations, relation_shards
 from .mining.triplets import concreteness, sample_triplets
 from .models.backbone import load_backbone
-from .models.combiner import Combiner, CombinerTraining, held_out, photo_pictures, read_combiner, trained_method
+from .models.combiner import RULE, Combiner, CombinerTraining, held_out, photo_pictures, read_combiner, trained_method
 from .readers import read_photos
 from .train import FREE, LOOP, settings, train
 from .world.layouts import world_root
@@ -45,7 +45,7 @@ def corpus(data:str='world', # or a folder of photographs with captions
     opening = dict(zip(table.key, table.captions.str[0]))
     return Corpus(folder.name, t.assign(first=t.caption==t.image.map(opening)), photo_pictures(root, size), concreteness('world' if world else 'auto'))
 
-# %% ../nbs/07a_ablations.ipynb #a0e9330b
+# %% ../nbs/07a_ablations.ipynb #c3d3bb43
 def heard(c:Corpus, captions:str, attributes:bool, split:str='train')->pd.DataFrame:
     "The relations that a variant learns from."
     t = c.relations[c.relations.split==split]
@@ -58,7 +58,7 @@ def _drawn(c:Corpus, split, n, seed, captions, attributes, **how):
 
 def drawn(c:Corpus, p:dict, split:str='train', n:int=None)->pd.DataFrame:
     "Triplets as a variant wants them."
-    return _drawn(c, split, n or p['samples'], **{k: p[k] for k in ('seed','captions','attributes','filter','threshold','partner')})
+    return _drawn(c, split, n or p['samples'], **{k: p[k] for k in ('seed','captions','attributes', *RULE)})
 
 # %% ../nbs/07a_ablations.ipynb #38d9bb0a
 OURS = dict(method='combiner', captions='all', attributes=True, filter='six', threshold=4.8, partner='similar', negatives='both', start='sum',

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'settings', 'only_people',
-           'Experiment', 'experiments', 'imported', 'modules', 'depends', 'environment', 'runnable', 'execute', 'audit',
-           'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make', 'contents', 'readme',
-           'main']
+           'Experiment', 'experiments', 'parameters', 'imported', 'modules', 'depends', 'environment', 'runnable',
+           'execute', 'audit', 'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make',
+           'contents', 'readme', 'main']
 
-# %% ../nbs/10_book.ipynb #602e3084
+# %% ../nbs/10_book.ipynb #c5c40c27
 import argparse, ast, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 import yaml
 from filelock import FileLock, Timeout
-from .core import checked, code_version, fingerprint, machine, project_root, versions
+from .core import checked, code_version, fingerprint, machine, need_file, project_root, versions
 
 # %% ../nbs/10_book.ipynb #9767667b
 def read_notebook(path)->dict:
@@ -130,6 +130,17 @@ def experiments(profile:str,    # a folder of params/
     found = [_experiment(profile, f, data) for f in files]
     needed = lambda e: tuple(o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params}))
     return {e.name: replace(e, needs=needed(e)) for e in found}
+
+# %% ../nbs/10_book.ipynb #67b5ebb3
+def parameters(name:str  # an experiment of the profile at hand, or a chapter
+              )->dict:
+    "All parameters of another experiment."
+    report, profile = os.environ.get('CIS_REPORT'), os.environ.get('CIS_PROFILE') or 'quick'
+    if report: return json.loads(need_file(Path(report).parent/name/'receipt.json', f'experiment {name!r}', f'the experiment {name} of this profile, which has to run first').read_text(encoding='utf-8'))['params']
+    file = project_root()/'params'/profile/f'{name}.yaml'
+    if name in notebooks() and not file.exists(): return defaults(read_notebook(notebooks()[name]), name)
+    e = _experiment(profile, need_file(file, f'experiment {name!r}', f'an experiment of the profile {profile}'), '')
+    return {**e.defaults, **e.params}
 
 # %% ../nbs/10_book.ipynb #48c299ec
 def imported(source:str, module:str=''   # `module` is the name of the code itself, for imports like `from .core import …`

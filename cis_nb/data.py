@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['FORMATS', 'open_photo', 'square', 'pack_rows', 'pack', 'packed', 'PhotoPairs', 'held_out']
 
-# %% ../nbs/00b_data.ipynb #6159bd7b
+# %% ../nbs/00b_data.ipynb #afabfe5b
 import io, json, os, warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from .core import data_root, fingerprint, machine, progress, stored
-from .readers import Place, Skipped, read_photos
+from .readers import Place, Skipped, read_photos, signature
 
 # %% ../nbs/00b_data.ipynb #a53e3a26
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF')
@@ -69,12 +69,6 @@ def pack(places:list, file:Path, size:int, workers:int=None, chunk:int=256)->dic
         with ProcessPoolExecutor(workers) as pool: done = list(progress(pool.map(pack_rows, *zip(*jobs)), 'packing photos', 'chunk', len(jobs)))
     return {row: why for failed in done for row, why in failed.items()}
 
-# %% ../nbs/00b_data.ipynb #1a4035e8
-def _signature(root)->str:
-    "A fingerprint of names, sizes and times of the files of a folder."
-    stats = sorted((p.relative_to(root).as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in Path(root).rglob('*') if p.is_file())
-    return fingerprint([[n.encode('utf8', 'surrogateescape').hex(), s, t] for n,s,t in stats])
-
 # %% ../nbs/00b_data.ipynb #b7d7fb5e
 def _build(folder:Path, root, size:int, workers:int):
     "Fill `folder` with images.npy, photos.parquet and photos.json."
@@ -88,12 +82,12 @@ def _build(folder:Path, root, size:int, workers:int):
     table.to_parquet(folder/'photos.parquet', index=False)
     (folder/'photos.json').write_text(json.dumps(dict(layout=photos.layout, skipped=photos.skipped, key=key, size=size)))
 
-# %% ../nbs/00b_data.ipynb #4397cbdb
+# %% ../nbs/00b_data.ipynb #3ce121a5
 def packed(root, size:int, workers:int=None)->Path:
     "The packed folder of a data set, made on first use."
     root = data_root(root)
     return stored('photos', f'{root.name}-{size}', dict(size=size), lambda folder: _build(folder, root, size, workers),
-                  inputs=[_signature(root)], code=['cis_nb.data', 'cis_nb.readers'])
+                  inputs=[signature(root)], code=['cis_nb.data', 'cis_nb.readers'])
 
 # %% ../nbs/00b_data.ipynb #12794d79
 class PhotoPairs:

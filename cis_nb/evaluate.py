@@ -8,7 +8,7 @@ __all__ = ['CODE', 'BRIEF', 'LEARNED', 'encode_once', 'answers', 'kept', 'read_k
            'specific_solutions', 'solution_answers', 'specific_answers', 'places', 'genecis', 'answer_strip', 'three',
            'only', 'firsts', 'won_by', 'failures', 'lines_of', 'most_asked']
 
-# %% ../nbs/06_evaluate.ipynb #360fc6e5
+# %% ../nbs/06_evaluate.ipynb #8276c545
 import json, os, textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ import pandas as pd
 from .benchmarks.genecis import Rules, build_genecis
 from .benchmarks.protocol import RESULT_COLUMNS, NoQueries, evaluate, result_rows
 from .benchmarks.templates import TASKS, TITLES, load_genecis
-from .book import read_params
+from .book import parameters
 from .compare import PAPER_ROWS, UNTRAINED
-from .core import data_root, fingerprint, need_file, progress, project_root, stored
+from .core import data_root, fingerprint, progress, stored
 from .models import baselines
 from .models.backbone import load_backbone
 from .models.combiner import read_combiner, trained_method
@@ -51,21 +51,24 @@ def answers(methods:list,      # names of baselines, or methods
              for m, (draw, _), b in progress(todo, 'evaluate', 'task')]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size'])
 
-# %% ../nbs/06_evaluate.ipynb #92c286b9
+# %% ../nbs/06_evaluate.ipynb #58b5ea2d
 CODE = [f'cis_nb.{m}' for m in ('evaluate', 'models.baselines', 'models.backbone', 'models.features', 'benchmarks.protocol', 'benchmarks.templates')]
 
-def kept(what:str,         # goes into the folder's name
+def kept(name:str,
          params:dict,      # everything about the method that can change its answers
-         benchmarks:dict, make, code=())->Path: # the folder
-    "The table that `make()` returns, made once."
-    inputs = [fingerprint([d, t, b.key, b.protocol.hash, b.queries.to_json()]) for (d,t),b in benchmarks.items()]
-    return stored('answers', f'genecis-{what}', params, lambda folder: make().to_parquet(folder/'answers.parquet', index=False), inputs, [*CODE, *code])
+         benchmarks:dict,  # key -> Benchmark
+         make, code=())->Path: # the folder
+    "The tables of the dict that `make()` returns, made once, each in a file of its name."
+    def build(folder):
+        for file, table in make().items(): table.to_parquet(folder/f'{file}.parquet', index=False)
+    inputs = [fingerprint([k, b.key, b.protocol.hash, b.queries.to_json()]) for k,b in benchmarks.items()]
+    return stored('answers', name, params, build, inputs, [*CODE, *code])
 
 def read_kept(folders)->pd.DataFrame: return pd.concat([pd.read_parquet(f/'answers.parquet') for f in folders], ignore_index=True)
 
 def kept_answers(methods, benchmarks, backbone, seed=0, encode=None)->Path: # the folder
     "The table of `answers` of baselines, made once."
-    return kept(backbone.name, dict(methods=list(methods), backbone=backbone.fingerprint, seed=seed), benchmarks, lambda: answers(methods, benchmarks, backbone, seed, encode))
+    return kept(f'genecis-{backbone.name}', dict(methods=list(methods), backbone=backbone.fingerprint, seed=seed), benchmarks, lambda: dict(answers=answers(methods, benchmarks, backbone, seed, encode)))
 
 # %% ../nbs/06_evaluate.ipynb #0acb4b9f
 def summary(per_query, backbone:str, seed=0)->pd.DataFrame:
@@ -97,16 +100,13 @@ def readable(benchmarks:dict, backbone, encode)->tuple: # {(draw, task): Benchma
         except NoQueries as e: missing[task] = str(e)
     return found, missing
 
-# %% ../nbs/06_evaluate.ipynb #102a74f3
+# %% ../nbs/06_evaluate.ipynb #12cf4f50
 BRIEF = dict(mined=dict(method='combiner', samples=2000), cirr=dict(method='combiner', triplets='cirr', cirr=60))   # else the defaults of 05_train
 
 def training_params(name:str  # an experiment of this profile, or a name in BRIEF
                    )->dict:
     "The parameters of a training."
-    report, profile = os.environ.get('CIS_REPORT'), os.environ.get('CIS_PROFILE') or 'quick'
-    if name in BRIEF: return settings(BRIEF[name])
-    if report: return json.loads(need_file(Path(report).parent/name/'receipt.json', f'training {name!r}', f'the experiment {name} of this profile, which has to run first').read_text(encoding='utf-8'))['params']
-    return settings(read_params(need_file(project_root()/'params'/profile/f'{name}.yaml', f'training {name!r}', f'an experiment of the profile {profile}, or one of {", ".join(BRIEF)}')))
+    return settings(BRIEF[name] if name in BRIEF else parameters(name))
 
 # %% ../nbs/06_evaluate.ipynb #d2d29f26
 LEARNED = dict(mined='combiner', cirr='combiner_cirr')   # what the triplets are -> the method's name
@@ -125,12 +125,13 @@ def trained_entries(trainings:list, seeds:list, backbone, device='auto')->list:
     if len(set(names))<len(names): raise ValueError(f'trainings {trainings}: two of them are a {PAPER_ROWS[max(names, key=names.count)]}; give each in an experiment of its own')
     return [trained_entry({**p, 'seed': s}, backbone, device) for p in params for s in seeds]
 
-# %% ../nbs/06_evaluate.ipynb #5996c017
+# %% ../nbs/06_evaluate.ipynb #e5cc9075
 def trained_answers(entry, benchmarks:dict, backbone, encode)->Path: # the folder
     "The answers of one trained method, made once."
     own = encode if entry.backbone is backbone else None
-    return kept(f'{entry.backbone.name}-{entry.method.name}-s{entry.seed}', dict(method=entry.method.name, backbone=entry.backbone.fingerprint, training=entry.seed, run=entry.run.name), benchmarks,
-                lambda: answers([entry.method], benchmarks, entry.backbone, entry.seed, own, training=entry.seed), ['cis_nb.models.combiner'])
+    about = dict(method=entry.method.name, backbone=entry.backbone.fingerprint, training=entry.seed, run=entry.run.name)
+    return kept(f'genecis-{entry.backbone.name}-{entry.method.name}-s{entry.seed}', about, benchmarks,
+                lambda: dict(answers=answers([entry.method], benchmarks, entry.backbone, entry.seed, own, training=entry.seed)), ['cis_nb.models.combiner'])
 
 # %% ../nbs/06_evaluate.ipynb #5a9d76af
 def unknown_names(solution, bench)->str:
@@ -153,7 +154,7 @@ def specific_solutions(root, backbone, benchmarks:dict, detector='windows', devi
         if why: missing[task] = why; found.pop(task, None)
     return found, missing
 
-# %% ../nbs/06_evaluate.ipynb #598fe0c3
+# %% ../nbs/06_evaluate.ipynb #acb03351
 def solution_answers(found:dict,     # task -> Solution
                      benchmarks, encode, seed=0)->pd.DataFrame:
     "The answers of one solution per task; images that two tasks share are looked at once."
@@ -166,12 +167,12 @@ def solution_answers(found:dict,     # task -> Solution
 def specific_answers(found, benchmarks, backbone, encode, seed=0)->Path: # the folder
     "The answers of the specific solutions, made once."
     about = {t:fingerprint([s.backbone.fingerprint, getattr(s.method, 'types', None), getattr(s.method, 'objects', None)]) for t,s in found.items()}
-    return kept(f'{backbone.name}-specific', dict(solutions=about, seed=seed), benchmarks, lambda: solution_answers(found, benchmarks, encode, seed), ['cis_nb.models.specific'])
+    return kept(f'genecis-{backbone.name}-specific', dict(solutions=about, seed=seed), benchmarks, lambda: dict(answers=solution_answers(found, benchmarks, encode, seed)), ['cis_nb.models.specific'])
 
-# %% ../nbs/06_evaluate.ipynb #1e4c577f
+# %% ../nbs/06_evaluate.ipynb #bde522ef
 def places(p:dict, crop_mode='official')->SimpleNamespace: # root, rules, model, benchmarks, missing, encode
     "The tasks of an experiment and the features of their images."
-    root = world_root(p['coco_images'], p['vaw_images'], p['caption_images']) if p['data']=='world' else data_root(p['data'])
+    root = world_root(p['coco_images'], p['vaw_images'], p['caption_images'], p['world_seed']) if p['data']=='world' else data_root(p['data'])
     rules, model = Rules(p['min_categories'], p['min_shared'], p['far']), load_backbone(p['backbone'], p['pretrained'], p['device'])
     there, missing = load_tasks(root, p['tasks'], p['templates'], p['draws'], rules, crop_mode, p['seed'])
     if crop_mode!='official': there = {(d,t):b for (d,t),b in there.items() if t.endswith('attribute')}   # whole images have no crop

@@ -4,15 +4,18 @@
 
 # %% auto #0
 __all__ = ['IMAGE_KEYS', 'IMAGES', 'ALIASES', 'LAYOUTS', 'Skipped', 'Place', 'tar_members', 'members', 'clean_caption',
-           'is_image', 'read_beside', 'read_coco', 'read_table', 'split_by_hash', 'with_splits', 'Photos',
+           'is_image', 'read_beside', 'read_coco', 'read_table', 'split_by_hash', 'with_splits', 'Photos', 'signature',
            'read_photos']
 
-# %% ../nbs/00a_readers.ipynb #422c23c2
+# %% ../nbs/00a_readers.ipynb #2decb0d8
 import csv, gzip, hashlib, io, json, os, re, tarfile, zlib
 from collections import defaultdict
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 import pandas as pd
+from .core import fingerprint
 
 # %% ../nbs/00a_readers.ipynb #c12444a1
 class Skipped(dict):
@@ -240,13 +243,19 @@ def _no_photos(root, found:dict, images:dict, skipped:Skipped)->ValueError:
     return ValueError(f'{root}: no photos with captions found among {len(found)} files ({len(images)} of them images: {", ".join(IMAGES)}). Looked for: {looked}. '
                       f'Compressed tars (.tar.gz) have to be unpacked first. Left out: {seen or "nothing"}.')
 
-# %% ../nbs/00a_readers.ipynb #c13584e7
+# %% ../nbs/00a_readers.ipynb #184153ce
 class Photos(NamedTuple):
     "What a folder holds: one row per photo with captions, how it was laid out, what was left out."
     table:pd.DataFrame; layout:str; skipped:Skipped
 
-def read_photos(root)->Photos:
-    "Find the photos of a folder and their captions; no image is opened yet."
+def signature(root)->str:
+    "A fingerprint of names, sizes and times of the files of a folder."
+    stats = sorted((p.relative_to(root).as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in Path(root).rglob('*') if p.is_file())
+    return fingerprint([[n.encode('utf8', 'surrogateescape').hex(), s, t] for n,s,t in stats])
+
+@lru_cache(maxsize=4)
+def _read(root:Path, signature:str)->Photos:
+    "What a folder of that signature holds."
     skipped = Skipped()
     found = members(root, skipped)
     images = {n: p for n,p in found.items() if is_image(n)}
@@ -259,3 +268,8 @@ def read_photos(root)->Photos:
     table = _gather(rows, images, tried)
     if not len(table): raise _no_photos(root, found, images, tried)
     return Photos(with_splits(table), layout, tried)
+
+def read_photos(root)->Photos:
+    "Find the photos of a folder and their captions; no image is opened yet, and a folder that has not changed is not read again."
+    p = _read(Path(root), signature(root))
+    return Photos(p.table.copy(), p.layout, deepcopy(p.skipped))

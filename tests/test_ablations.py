@@ -109,4 +109,3 @@ def test_small_backbones(name, W, tmp_path):
     save_backbone(b, tmp_path/'run')
     assert load_backbone(name, str(tmp_path/'run'), device='cpu', golden=True).record['parameters']==b.record['parameters']
     with pytest.raises(ValueError, match=f'holds weights of {name}, not of tiny'): load_backbone('tiny', str(tmp_path/'run'))
-    with pytest.raises(FileNotFoundError, match='train it with pretrained: none'): load_backbone(name)

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from cis_nb.models import weights
 from cis_nb.models.backbone import (Backbone, check_golden, golden_images, golden_texts, image_attention, load_backbone, save_backbone, tiny_folder)
 from cis_nb.models.features import image_features, text_features
-from cis_nb.models.weights import BACKBONES, Weights, build, model_shapes
+from cis_nb.models.weights import BACKBONES, Weights, build, model_shapes, register_tiny
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,11 +149,15 @@ def test_not_finite_weights(b):
 
 # --- the shipped backbone
 
-def test_shipped_golden_features():
-    if not (tiny_folder()/'model.safetensors').exists(): pytest.skip('the shipped weights cis_nb/assets/tiny/model.safetensors are not there yet')
-    b = load_backbone('tiny', device='cpu', golden=True)
-    assert b.source=='tiny/model.safetensors'
-    assert sum(p.stat().st_size for p in tiny_folder().iterdir())<20e6
+@pytest.mark.parametrize('name, megabytes', [('tiny', 20), ('tiny_s', 9), ('tiny_xs', 5)])
+def test_shipped_golden_features(name, megabytes):
+    assert load_backbone(name, device='cpu', golden=True).source==f'{name}/model.safetensors'
+    assert sum(p.stat().st_size for p in tiny_folder(name).iterdir())<megabytes*1e6
+
+@pytest.mark.parametrize('name', ['tiny_s', 'tiny_xs'])
+def test_a_missing_file_of_shipped_weights_is_said(name, monkeypatch, tmp_path):
+    register_tiny(); monkeypatch.setattr('cis_nb.models.weights.tiny_folder', lambda name: tmp_path)
+    with pytest.raises(FileNotFoundError, match='reinstall the package'): load_backbone(name, 'default', device='cpu')
 
 def test_config_files_agree():
     config = json.loads((tiny_folder()/'open_clip_config.json').read_text())

@@ -58,9 +58,9 @@ def test_words_that_name_the_target_find_it_and_the_image_does_not(run):
     assert set(text.index) == {('full', 1), ('full', 5), ('full', 10), ('full', 50), ('subset', 1), ('subset', 2), ('subset', 3), ('average', 1), ('average', 5), ('states', 1), ('states', 5), ('states', 10)}
 
 def test_a_method_is_asked_once_and_then_remembered(run, monkeypatch):
-    e = run.entries[0]; first = cm.kept(e, run.sets)
+    e = run.entries[0]; first = cm.kept_asked(e, run.sets)
     monkeypatch.setattr(cm, 'ask', lambda *a: pytest.fail('asked again'))
-    assert cm.kept(e, run.sets) == first and first.name.startswith('composed-eyes-image_only-') and (first/'rows.parquet').exists()
+    assert cm.kept_asked(e, run.sets) == first and first.name.startswith('composed-eyes-image_only-') and (first/'rows.parquet').exists()
 
 def test_rows_of_a_training_carry_its_seed_and_name(run):
     e = SimpleNamespace(**{**vars(run.entries[1]), 'seed': 2, 'run': SimpleNamespace(name='r')})

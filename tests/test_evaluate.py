@@ -1,5 +1,6 @@
 "Methods against benchmarks: hand-computed numbers, other orders, missing images, bad parameters."
 import json, math
+from pathlib import Path
 from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
@@ -9,6 +10,7 @@ from cis_nb.benchmarks.genecis import Rules
 from cis_nb.benchmarks.protocol import Benchmark, Protocol
 from cis_nb.benchmarks.templates import TASKS
 from cis_nb.models import baselines as bl
+ROOT = Path(__file__).resolve().parents[1]
 
 COLOURS = dict(a=(255,0,0), b=(0,255,0), c=(0,0,255), d=(255,255,0), e=(255,0,255))
 eyes = SimpleNamespace(name='eyes', fingerprint='eyes', encode_text=lambda ts: torch.tensor([[0., 0., 3.] if 'blue' in t else [3., 0., 0.] for t in ts]))
@@ -151,10 +153,10 @@ def test_the_receipt_of_a_training_tells_its_parameters(tmp_path, monkeypatch):
 
 def test_without_a_book_the_parameter_file_tells_them(tmp_path, monkeypatch):
     monkeypatch.delenv('CIS_REPORT', raising=False); monkeypatch.setenv('CIS_HOME', str(tmp_path)); monkeypatch.setenv('CIS_PROFILE', 'mine')
-    (tmp_path/'params'/'mine').mkdir(parents=True); (tmp_path/'params'/'mine'/'05_train.x.yaml').write_text('method: combiner\nsteps: 3\n')
+    (tmp_path/'nbs').symlink_to(ROOT/'nbs'); (tmp_path/'params'/'mine').mkdir(parents=True); (tmp_path/'params'/'mine'/'05_train.x.yaml').write_text('method: combiner\nsteps: 3\n')
     p = ev.training_params('05_train.x')
     assert (p['steps'], p['backbone'], p['pretrained']) == (3, 'tiny', 'default')
-    with pytest.raises(FileNotFoundError, match='profile mine, or one of mined, cirr'): ev.training_params('05_train.y')
+    with pytest.raises(FileNotFoundError, match='an experiment of the profile mine'): ev.training_params('05_train.y')
 
 def test_two_trainings_of_the_same_kind_are_refused():
     with pytest.raises(ValueError, match='two of them'): ev.trained_entries(['cirr', 'cirr'], [0], eyes)

@@ -81,6 +81,15 @@ def test_a_packed_text_file_is_read_alike_and_a_broken_one_is_named(tmp_path):
     with pytest.raises(ValueError, match='cut.txt.gz: cannot be read .* is the file complete'): read_captions(tmp_path/'cut.txt.gz')
     with pytest.raises(ValueError, match='no captions'): read_captions(text_file(tmp_path/'none.txt', ['', ' ']))
 
+def test_a_table_of_captions_keeps_images_and_splits(tmp_path):
+    lines = ['a.jpg\ttrain\t0\ta red car', 'b.jpg\tval\t0\ta ball on the sand', 'a.jpg\ttrain\t1\ta ball', 'c.jpg\ttrain\tzero\ta cup', 'd.jpg train 0 a cup', 'e.jpg\ttrain\t0\t ']
+    path = text_file(tmp_path/'c.tsv', lines)
+    rows, skipped = read_captions(path)
+    assert rows==[('a.jpg', 'train', 'a red car'), ('b.jpg', 'val', 'a ball on the sand')]
+    assert skipped.counts()=={'line without the columns image, split, number, caption': 2, 'empty caption': 1}
+    assert [c for *_, c in read_captions(path, 'all')[0]]==['a red car', 'a ball on the sand', 'a ball'] and len(read_captions(path, split='val')[0])==1
+    with pytest.raises(ValueError, match='no captions; left out: .*line without the columns'): read_captions(text_file(tmp_path/'other.tsv', ['Prompt\tCategory\tChallenge\tNote']*3))
+
 def test_no_relation_at_all_gives_an_empty_table_with_all_columns(tmp_path):
     folder = relation_shards(text_file(tmp_path/'c.txt', ['a car', 'red', 'a ball']), 'world', processes=1)
     table = read_relations(folder)
@@ -211,6 +220,17 @@ def test_the_photographs_captions_are_found_by_key_and_number():
     assert len(photos)>=30
     for s in photos.itertuples(): assert all(w in s.caption for e in s.expected for part in e for w in part.split()), s.caption
     assert precision_recall(compare(photos, load_parser(), 'wider'))[2]>=58
+
+@english
+@pytest.mark.skipif(not (data/'captions').is_dir(), reason='CIS_DATA is not set to a folder with captions')
+@pytest.mark.parametrize('file, captions, images', [('flickr30k_en.tsv.gz', 155_070, 31_014), ('conceptual_captions_val.txt.gz', 15_833, 15_833)])
+def test_captions_of_other_sources_are_parsed(file, captions, images):
+    every, skipped = read_captions(f'captions/{file}', 'all')
+    assert len(every)+skipped.counts().get('empty caption', 0)==captions and len({r[0] for r in every})==images==len(read_captions(f'captions/{file}')[0])
+    folder = relation_shards(f'captions/{file}', limit=600, processes=1)
+    counts, table = read_shards(folder)['counts'], read_relations(folder)
+    assert counts['captions']==600 and .3 < counts['relations']/600 < 4 and counts['captions without a relation']<300
+    assert table.image.isin([r[0] for r in read_captions(f'captions/{file}', limit=600)[0]]).all() and {'with', 'on', 'in'} <= set(table.relation)
 
 def test_rates_count_what_they_say():
     r = parse_rates(world_texts(60), 'world', slow=30, repeats=1)

@@ -135,7 +135,7 @@ def test_conditions():
 
 one_image = table([('a', 's0', f'o{i}') for i in range(4)])
 @pytest.mark.parametrize('change, says', [(dict(relations=one_image), 'no subject is seen in 5 images'), (dict(relations=one_image[:0]), 'relation table is empty'), (dict(n=0), 'n must be at least 1'), (dict(n=-3), 'n must be'),
-    (dict(filter='mean'), "unknown filter 'mean'; known: six, four, relation, none"), (dict(threshold=5.1), 'threshold 5.1 is above 5'), (dict(lookup='lemma'), "unknown lookup 'lemma'"), (dict(partner=''), "unknown partner ''"),
+    (dict(filter='mean'), "filter: 'mean' is none of six, four, relation, none"), (dict(threshold=5.1), 'threshold 5.1 is above 5'), (dict(lookup='lemma'), "lookup: 'lemma' is none of exact, words"), (dict(partner=''), "partner: '' is none of random, similar"),
     (dict(relations=table([(f'i{i}', 's0', 'o0') for i in range(9)])), 'with 2 objects'), (dict(threshold=5.), 'no subject can reach'), (dict(filter='relation', threshold=5., ratings={}), 'no subject is seen')])
 def test_what_cannot_work_is_refused(change, says):
     with pytest.raises(ValueError, match=says): T.sample_triplets(**dict(relations=random_table(3), n=10, ratings=RATINGS) | change)
@@ -176,7 +176,7 @@ def test_a_small_validation_split_costs_no_training_triplets(tmp_path, monkeypat
     folder = T.mined(said(tmp_path/'photos', 24), 100, captions='all', parser='world', n_val=10)
     found, _, counts = T.read_mined(folder)
     assert set(found.split)=={'train'} and counts['splits']['val']['kept']==0 and 'no subject is seen' in next(iter(counts['splits']['val']['dropped']))
-    with pytest.raises(ValueError, match='unknown filter'): T.mined(tmp_path/'photos', 100, filter='seven', parser='world')
+    with pytest.raises(ValueError, match='filter: .seven. is none of'): T.mined(tmp_path/'photos', 100, filter='seven', parser='world')
 
 # ---- speed
 

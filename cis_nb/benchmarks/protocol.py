@@ -224,7 +224,7 @@ def _query_vectors(method, bench, backbone, vec)->torch.Tensor: # q (Q,D)
     if any(has): ref[torch.tensor(has)] = vec([r for r in bench.queries.reference if isinstance(r, str)])
     return method.encode_query(ref, [bench.protocol.text(c) for c in bench.queries.condition], backbone)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #21998def
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #d9120130
 def _excluded(q, protocol)->set:
     "What a query must not find: its own list, and the reference where the protocol removes it."
     return {*q.excluded, *([q.reference] if protocol.reference=='removed' else [])}
@@ -234,12 +234,13 @@ def _own_galleries(method, bench, q, vec):
     rows = list(bench.queries.itertuples())
     width = max(len(r.gallery) for r in rows)
     ids = [list(r.gallery) + [r.gallery[0]]*(width-len(r.gallery)) for r in rows]
-    valid = np.array([[j<len(r.gallery) and i not in _excluded(r, bench.protocol) for j,i in enumerate(g)] for r,g in zip(rows, ids)])
+    valid = np.arange(width) < np.array([[len(r.gallery)] for r in rows])
+    for v,r in zip(valid, rows): v[[j for i in _excluded(r, bench.protocol) for j,g in enumerate(r.gallery) if g==i]] = False
     gal = vec([i for g in ids for i in g]).view(len(rows), width, -1)
-    yield rows, method.scores(q, gal), [[r.gallery.index(t) for t in r.targets] for r in rows], valid, ids
+    yield bench.queries, method.scores(q, gal), [[r.gallery.index(t) for t in r.targets] for r in rows], valid, ids
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #e49d80d7
-def _shared_gallery(method, bench, q, vec, budget=2**25):
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #6d42ef91
+def _shared_gallery(method, bench, q, vec, budget=2**23):
     "The same for one gallery that all queries share, a block of queries at a time."
     ids, rows = list(bench.shared_gallery), list(bench.queries.itertuples())
     col, gal = {i:j for j,i in enumerate(ids)}, vec(ids)
@@ -248,27 +249,31 @@ def _shared_gallery(method, bench, q, vec, budget=2**25):
         block = rows[start:start+step]
         valid = np.ones((len(block), len(ids)), bool)
         for v,r in zip(valid, block): v[[col[i] for i in _excluded(r, bench.protocol) if i in col]] = False
-        yield block, method.scores(q[start:start+step], gal), [[col[t] for t in r.targets] for r in block], valid, [ids]*len(block)
+        yield bench.queries.iloc[start:start+step], method.scores(q[start:start+step], gal), [[col[t] for t in r.targets] for r in block], valid, [ids]*len(block)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #0645574d
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #e97dd987
 def _padded(lists, fill)->np.ndarray:
     "Lists of different lengths as one array."
     width = max(map(len, lists))
     return np.array([[*x, *[fill]*(width-len(x))] for x in lists])
 
-def _top(scores, targets, valid, ids, keep)->list:
-    "Ids of the first `keep` candidates of one query; equal scores: targets last."
-    s = np.where(valid, scores, -np.inf)
-    best = np.flatnonzero(s>=np.partition(s, -keep)[-keep]) if keep<len(s) else np.arange(len(s))
-    return [ids[j] for j in best[np.lexsort((np.isin(best, targets), -s[best]))][:keep] if valid[j]]
+def _top(scores, targets, valid, keep)->np.ndarray: # (Q,keep) columns
+    "The first `keep` candidates of each query, best first; of equal ones the targets come last, the others by column."
+    s, row, keep = np.where(valid, scores.astype(np.float64), -np.inf), np.arange(len(scores))[:,None], min(keep, scores.shape[1])
+    have = targets>=0
+    at = np.broadcast_to(row, targets.shape)[have], targets[have]
+    s[at] = np.nextafter(s[at], -np.inf)                        # behind its equals, before everything that is less
+    cut = np.partition(s, -keep)[:,-keep,None]
+    tied = s==cut
+    first = np.nonzero((s>cut) | tied & (tied.cumsum(1) <= keep-(s>cut).sum(1, keepdims=True)))[1].reshape(len(s), keep)
+    return first[row, np.argsort(-s[row, first], axis=1, kind='stable')]
 
-def _ranked(rows, scores, targets, valid, ids, keep)->pd.DataFrame:
+def _ranked(queries, scores, targets, valid, ids, keep)->pd.DataFrame:
     "One line per query of a block."
-    S = torch.as_tensor(scores).float().cpu().numpy()
-    R = ranks(S, _padded(targets, -1), valid, [r.query_id for r in rows])
-    return pd.DataFrame([dict(query_id=r.query_id, task=r.task, reference=r.reference, condition=r.condition,
-        rank=int(k[k>0].min()), ranks=[int(x) for x in k if x>0], gallery_size=int(v.sum()), top=_top(s, t, v, g, keep))
-        for r,k,s,t,v,g in zip(rows, R, S, targets, valid, ids)])
+    S, T = torch.as_tensor(scores).float().cpu().numpy(), _padded(targets, -1)
+    R = ranks(S, T, valid, list(queries.query_id))
+    return queries[['query_id', 'task', 'reference', 'condition']].assign(rank=np.where(R>0, R, R.max()+1).min(1), ranks=[[x for x in r if x] for r in R.tolist()], gallery_size=valid.sum(1),
+        top=[[g[j] for j in best if v[j]] for best,v,g in zip(_top(S, T, valid, keep).tolist(), valid, ids)])
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #841b396e
 RESULT_COLUMNS = ['benchmark', 'task', 'method', 'backbone', 'profile', 'seed', 'metric', 'k', 'value', 'ci_low', 'ci_high', 'n', 'protocol']

@@ -9,10 +9,10 @@ __all__ = ['DOERS', 'PHRASE', 'PHRASAL', 'RULES', 'KEYWORD_KINDS', 'UNUSED', 'IN
            'passive', 'short_passive', 'holder', 'phrase', 'two_words', 'with_preposition', 'Relation', 'triples',
            'owners', 'relations', 'qualities', 'keywords', 'find_parser', 'open_pipeline', 'load_parser', 'parser_name',
            'WorldWords', 'WorldGrammar', 'place_noun', 'place_adjective', 'place_preposition', 'place_copula',
-           'place_small', 'read_world', 'world_grammar', 'world_parser', 'cut_caption', 'read_lines', 'read_captions',
-           'parse', 'shard_table', 'write_shard', 'relation_shards', 'read_shards', 'read_relations', 'expected',
-           'checked_captions', 'compare', 'precision_recall', 'f1_interval', 'cause', 'errors', 'full_pipeline',
-           'one_by_one', 'in_batches', 'seconds_of', 'parse_rates']
+           'place_small', 'read_world', 'world_grammar', 'world_parser', 'cut_caption', 'columns_of', 'read_lines',
+           'read_captions', 'parse', 'shard_table', 'write_shard', 'relation_shards', 'read_shards', 'read_relations',
+           'expected', 'checked_captions', 'compare', 'precision_recall', 'f1_interval', 'cause', 'errors',
+           'full_pipeline', 'one_by_one', 'in_batches', 'seconds_of', 'parse_rates']
 
 # %% ../../nbs/03a_mining.captions.ipynb #b9e0a438
 import csv, gzip, hashlib, json, os, re, time
@@ -365,7 +365,7 @@ def world_parser()->Language:
     nlp.meta.update(name='cis_world', version='1', description="exact trees for the captions of this project's drawn world")
     return nlp
 
-# %% ../../nbs/03a_mining.captions.ipynb #fc13de82
+# %% ../../nbs/03a_mining.captions.ipynb #8acfe153
 LONGEST = 1000   # characters of a caption that are parsed
 CHOICES = ('first', 'all')
 
@@ -375,20 +375,30 @@ def cut_caption(text, name, skipped:Skipped)->str:
     skipped.add(f'caption cut to {LONGEST:,} characters', name)
     return text[:LONGEST].rsplit(' ', 1)[0] if ' ' in text[:LONGEST] else text[:LONGEST]
 
-def read_lines(path, skipped:Skipped)->list:
-    "(image, split, caption) of a text file: the image is the number of the line."
-    opened = gzip.open if path.suffix=='.gz' else open
-    try:
-        with opened(path, 'rt', encoding='utf-8', errors='surrogateescape') as f: lines = [(str(n), 'train', clean_caption(l, f'line {n}', skipped)) for n, l in enumerate(f, 1)]
-    except (EOFError, OSError) as e: raise ValueError(f'{path}: cannot be read ({e}); is the file complete?') from None
-    return [l for l in lines if l[2]]
+def columns_of(line, n:int, table:bool, skipped:Skipped)->tuple:
+    "(image, split, caption) of a line; without a table, the image is the number of the line."
+    if not table: return str(n), 'train', line
+    cells = line.split('\t')
+    if len(cells)==4 and cells[2].isdigit(): return cells[0], cells[1], cells[3]
+    skipped.add('line without the columns image, split, number, caption', f'line {n}')
+    return '', '', ''
 
-# %% ../../nbs/03a_mining.captions.ipynb #78923e7d
+def read_lines(path, captions, skipped:Skipped)->list:
+    "(image, split, caption) of a text file."
+    opened, table = gzip.open if path.suffix=='.gz' else open, '.tsv' in path.suffixes
+    try:
+        with opened(path, 'rt', encoding='utf-8', errors='surrogateescape') as f: rows = [(n, *columns_of(l, n, table, skipped)) for n, l in enumerate(f, 1)]
+    except (EOFError, OSError) as e: raise ValueError(f'{path}: cannot be read ({e}); is the file complete?') from None
+    if captions=='first': rows = {image: (n, image, *rest) for n, image, *rest in reversed(rows)}.values()
+    found = [(image, s, clean_caption(c, f'line {n}', skipped)) for n, image, s, c in sorted(rows) if image]
+    return [r for r in found if r[2]]
+
+# %% ../../nbs/03a_mining.captions.ipynb #ddb3e621
 def read_captions(root, captions='first', split=None, limit=None)->tuple:
     "[(image, split, caption)] of a folder of photographs or of a text file, and what was left out."
     if captions not in CHOICES: raise ValueError(f'captions: {captions!r} is none of {", ".join(CHOICES)}')
-    root = Path(root) if Path(root).is_file() else data_root(root)
-    if root.is_file(): skipped = Skipped(); rows = read_lines(root, skipped)
+    root = data_root(root, files=True)
+    if root.is_file(): skipped = Skipped(); rows = read_lines(root, captions, skipped)
     else:
         photos = read_photos(root); skipped = photos.skipped
         rows = [(p.key.encode('utf8', 'backslashreplace').decode(), p.split, c) for p in photos.table.itertuples() for c in (p.captions if captions=='all' else p.captions[:1])]

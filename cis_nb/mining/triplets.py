@@ -10,7 +10,7 @@ __all__ = ['RATINGS', 'UNSEEN', 'PICTURES', 'LOOKUPS', 'FILTERS', 'NO_TARGET', '
            'conditions', 'sample_triplets', 'mined', 'read_mined', 'zipf_words', 'zipf_relations', 'zipf_ratings',
            'peak_memory', 'race', 'triplet_rates']
 
-# %% ../../nbs/03b_mining.triplets.ipynb #6cd89b5a
+# %% ../../nbs/03b_mining.triplets.ipynb #a3f72d34
 import json, re, resource, subprocess, sys, time
 from collections import Counter
 from functools import lru_cache
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 import numpy as np, pandas as pd
-from ..core import data_root, fingerprint, need_file, progress, store_root, stored
+from ..core import data_root, fingerprint, need_file, one_of, progress, store_root, stored
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
 
 # %% ../../nbs/03b_mining.triplets.ipynb #7619c55a
@@ -66,16 +66,12 @@ def concreteness(source='auto')->dict:
     path = data_root('concreteness')/RATINGS if source=='auto' else Path(source)
     return with_plurals(read_ratings(need_file(path, 'Concreteness ratings of Brysbaert et al. (2014)', 'the supplement of doi.org/10.3758/s13428-013-0403-5', 'research', '1.6 MB')))
 
-# %% ../../nbs/03b_mining.triplets.ipynb #7734285e
+# %% ../../nbs/03b_mining.triplets.ipynb #f5c9e869
 LOOKUPS, FILTERS = ('exact', 'words'), ('six', 'four', 'relation', 'none')
-
-def _one_of(name:str, value, known):
-    "An unknown name is an error that lists the known ones."
-    if value not in known: raise ValueError(f'unknown {name} {value!r}; known: {", ".join(known)}')
 
 def look_up(heads, ratings:dict, lookup:str='exact')->np.ndarray: # (H,) float64
     "The rating of each head, -1 for a word that nobody rated."
-    _one_of('lookup', lookup, LOOKUPS)
+    one_of('lookup', lookup, LOOKUPS)
     if lookup=='exact': return np.array([ratings.get(h, -1.) for h in heads], float)
     return np.array([np.mean([ratings.get(w, -1.) for w in h.lower().split()] or [-1.]) for h in heads], float)
 
@@ -294,7 +290,7 @@ def similar_targets(index:Index, samples, seed, reference, target, m:int=30, chu
         out[part] = rows[np.arange(len(rows)), best]
     return out
 
-# %% ../../nbs/03b_mining.triplets.ipynb #d986b3f8
+# %% ../../nbs/03b_mining.triplets.ipynb #3346af82
 def conditions(relations, rows, modifiers:bool=False)->np.ndarray: # (N,) str
     "The condition that each row makes: relation and object, or the bare adjective."
     t = relations[['relation', 'object_words' if modifiers else 'object', 'kind']].iloc[rows]
@@ -303,7 +299,7 @@ def conditions(relations, rows, modifiers:bool=False)->np.ndarray: # (N,) str
 
 def _checked(relations, n, filter, threshold, lookup, partner):
     "Refuse what cannot work before anything is drawn."
-    for name, value, known in (('filter', filter, FILTERS), ('lookup', lookup, LOOKUPS), ('partner', partner, ('random', 'similar'))): _one_of(name, value, known)
+    for name, value, known in (('filter', filter, FILTERS), ('lookup', lookup, LOOKUPS), ('partner', partner, ('random', 'similar'))): one_of(name, value, known)
     if n<1: raise ValueError(f'n must be at least 1, and not {n}')
     if threshold>5 and filter!='none': raise ValueError(f'threshold {threshold} is above 5, the highest rating there is; published: 4.8')
     if not len(relations): raise ValueError('the relation table is empty: no caption of these photos has a relation between two nouns')
