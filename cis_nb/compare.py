@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['UNTRAINED', 'SHORT', 'PAPER_ROWS', 'with_seed', 'seeds', 'of_seed', 'hits', 'task_mean', 'redrawn', 'compare',
-           'compare_seeds', 'verdict', 'chance', 'over_seeds', 'doubt', 'paper_numbers', 'recalls', 'beside_paper',
-           'with_intervals', 'protocol_line', 'gain', 'headline', 'recall_bars']
+           'compare_seeds', 'widest', 'verdict', 'chance', 'over_seeds', 'doubt', 'paper_numbers', 'recalls',
+           'beside_paper', 'with_intervals', 'protocol_line', 'gain', 'headline', 'recall_bars']
 
 # %% ../nbs/05b_compare.ipynb #5a676fc3
 from importlib.resources import files
@@ -64,10 +64,14 @@ def compare(per_query, a:str, b:str, # two methods
     if min(len(set(names)) for _,names in parts)<2: low, high = -100, 100          # one family says nothing about others
     return dict(a=a, b=b, k=k, diff=float(np.mean([d.mean() for d,_ in parts])), low=float(low), high=float(high), n=len(h))
 
-# %% ../nbs/05b_compare.ipynb #3744f480
+# %% ../nbs/05b_compare.ipynb #b197053d
 def compare_seeds(per_query, a:str, b:str, **kw)->list: # of comparisons
     "`compare`, for each seed of `a`; they say which."
     return [dict(compare(of_seed(per_query, s), a, b, **kw), training_seed=s) for s in seeds(per_query, a)]
+
+def widest(comparisons:list)->dict:
+    "One comparison for all seeds of a training: the mean difference, and an interval that spans theirs."
+    return dict(comparisons[0], diff=float(np.mean([c['diff'] for c in comparisons])), low=min(c['low'] for c in comparisons), high=max(c['high'] for c in comparisons))
 
 # %% ../nbs/05b_compare.ipynb #f315e1db
 def verdict(c:dict # from `compare`

@@ -24,10 +24,10 @@ from .models import baselines
 from .models.backbone import load_backbone
 from .world.composed import composed_root
 
-# %% ../nbs/06c_composed.ipynb #80cf43f2
+# %% ../nbs/06c_composed.ipynb #6aa59955
 def home(p:dict, name:str)->Path:
     "Where one of the sets is: `cirr` or `mit-states`."
-    if p['data']=='world': return composed_root(mitstates=p['mitstates']) if name=='mit-states' else composed_root(cirr=p['cirr'])
+    if p['data']=='world': return composed_root(mitstates=p['mitstates'], seed=p['world_seed']) if name=='mit-states' else composed_root(cirr=p['cirr'], seed=p['world_seed'])
     return data_root(name if p['data']=='published' else p['data'])
 
 def load_sets(p:dict)->tuple: # {task: Benchmark}, {task: why not}

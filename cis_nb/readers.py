@@ -243,7 +243,7 @@ def _no_photos(root, found:dict, images:dict, skipped:Skipped)->ValueError:
     return ValueError(f'{root}: no photos with captions found among {len(found)} files ({len(images)} of them images: {", ".join(IMAGES)}). Looked for: {looked}. '
                       f'Compressed tars (.tar.gz) have to be unpacked first. Left out: {seen or "nothing"}.')
 
-# %% ../nbs/00a_readers.ipynb #184153ce
+# %% ../nbs/00a_readers.ipynb #396b7f0c
 class Photos(NamedTuple):
     "What a folder holds: one row per photo with captions, how it was laid out, what was left out."
     table:pd.DataFrame; layout:str; skipped:Skipped
@@ -253,7 +253,7 @@ def signature(root)->str:
     stats = sorted((p.relative_to(root).as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in Path(root).rglob('*') if p.is_file())
     return fingerprint([[n.encode('utf8', 'surrogateescape').hex(), s, t] for n,s,t in stats])
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _read(root:Path, signature:str)->Photos:
     "What a folder of that signature holds."
     skipped = Skipped()
@@ -272,4 +272,4 @@ def _read(root:Path, signature:str)->Photos:
 def read_photos(root)->Photos:
     "Find the photos of a folder and their captions; no image is opened yet, and a folder that has not changed is not read again."
     p = _read(Path(root), signature(root))
-    return Photos(p.table.copy(), p.layout, deepcopy(p.skipped))
+    return Photos(p.table.assign(captions=list(map(list, p.table.captions))), p.layout, deepcopy(p.skipped))

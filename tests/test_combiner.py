@@ -216,3 +216,12 @@ def test_mined_triplets_teach_and_the_page_has_its_parts(tmp_path):
     only = T.make_objective(dict(p, validation='triplets'))
     assert list(only.benchmarks)==['triplets'] and only.metric=='triplets R@1'
     with pytest.raises(ValueError, match="validation: 'genecis' is none of cirr, triplets"): T.make_objective(dict(p, validation='genecis'))
+    with pytest.raises(ValueError, match="validation: 'triplets' is none of cirr"): T.make_objective(dict(p, triplets='cirr', validation='triplets'))
+
+def test_how_triplets_are_drawn_is_asked_for_by_the_training():
+    p = T.settings(dict(method='combiner', photos=60, samples=80, val_samples=0, captions='all', validation='cirr'))
+    of = lambda **change: pd.read_parquet(C.triplet_folder(p|change)/'triplets.parquet').condition
+    plain = of()
+    assert plain.str.len().sum() < of(modifiers=True).str.len().sum()
+    assert C.triplet_folder(p|dict(lookup='words'))!=C.triplet_folder(p)!=C.triplet_folder(p|dict(literal=True))
+    with pytest.raises(ValueError, match="lookup: 'lemma' is none of exact, words"): C.triplet_folder(p|dict(lookup='lemma'))

@@ -7,7 +7,7 @@ __all__ = ['SPLITS', 'LISTS', 'PICTURES', 'TASKS', 'GALLERIES', 'LENGTHS', 'MAX_
            'audit_cirr', 'picture_paths', 'load_cirr', 'averages', 'evaluate_cirr', 'check_submission',
            'write_submission', 'score_submission', 'ranked_lists']
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #c01eaadb
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #0ff207b6
 import json, re
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from PIL import Image
 from ..core import fingerprint, need_file
-from .protocol import RESULT_COLUMNS, Benchmark, Protocol, bootstrap_ci, evaluate, reachable
+from .protocol import RESULT_COLUMNS, Benchmark, Protocol, bootstrap_ci, families_of, evaluate, reachable
 from .templates import read_json
 from ..models.features import image_features
 
@@ -155,14 +155,14 @@ def _key(paths:dict)->str:
     "What the names stand for, for the feature store."
     return fingerprint(['cirr', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n,p in paths.items())])
 
-# %% ../../nbs/02c_benchmarks.cirr.ipynb #42d86e60
+# %% ../../nbs/02c_benchmarks.cirr.ipynb #e3a84e8a
 def averages(full:pd.DataFrame, subset:pd.DataFrame, seed=0, **labels)->pd.DataFrame: # result rows
     "(R@k + R_s@1)/2 for k = 1 and 5 from one line per query of each task."
     both = full.merge(subset, on='query_id', suffixes=('', '_s'))
     if both.empty: raise ValueError('the full and the subset task have no query in common')
     protocol, rows = 'mean-' + fingerprint(sorted({*both.protocol, *both.protocol_s}))[:8], []
     for k in (1, 5):
-        v, low, high = bootstrap_ci(((both['rank']<=k)*1. + (both.rank_s<=1))/2, seed=seed)
+        v, low, high = bootstrap_ci(((both['rank']<=k)*1. + (both.rank_s<=1))/2, seed=seed, families=families_of(both))
         rows.append(dict(labels, task='average', seed=seed, metric='recall', k=k, value=100*v, ci_low=100*low, ci_high=100*high, n=len(both), protocol=protocol))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 

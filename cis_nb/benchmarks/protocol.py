@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['METRICS', 'Difference', 'RESULT_COLUMNS', 'ranks', 'recall_at_k', 'map_at_k', 'bootstrap_ci', 'paired_bootstrap',
-           'Protocol', 'reachable', 'Benchmark', 'NoQueries', 'text_vectors', 'result_rows', 'evaluate']
+           'Protocol', 'reachable', 'Benchmark', 'NoQueries', 'text_vectors', 'families_of', 'result_rows', 'evaluate']
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #e4099c27
 import os
@@ -66,27 +66,32 @@ def map_at_k(r,      # (Q,P) ranks, 0 pads
 
 METRICS = dict(recall=recall_at_k, map=map_at_k)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #66a6c723
-def _resampled(v, n, rng):
-    "Means of `n` resamples of `v` (Q,), a few million draws at a time."
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #00339532
+def _resampled(v, family, n, rng):
+    "Means of `n` resamples of `v` (Q,), whole families at a time, a few million draws at once."
     if not len(v) or not np.isfinite(v).all(): raise ValueError(f'cannot resample {len(v)} values' + (' with NaN among them' if len(v) else ''))
-    step = max(1, 2**22//len(v))
-    return np.concatenate([v[rng.integers(len(v), size=(min(step, n-i), len(v)))].mean(1) for i in range(0, n, step)])
+    of = np.unique(family, return_inverse=True)[1]
+    total, size = np.bincount(of, v), np.bincount(of)
+    def means(m): return total[drawn := rng.integers(len(size), size=(m, len(size)))].sum(1)/size[drawn].sum(1)
+    step = max(1, 2**22//len(size))
+    return np.concatenate([means(min(step, n-i)) for i in range(0, n, step)])
 
 def bootstrap_ci(values,       # (Q,) one per query
                  n:int=1000,   # resamples
                  seed:int=0,
                  groups=None,  # (Q,) task of each query: mean of the tasks' means
+                 families=None,# (Q,) queries that are drawn together; each alone if not given
                  level=.95
                 )->tuple:      # mean, low, high
     "A mean with its percentile interval over queries."
     v, rng = np.asarray(values, float), np.random.default_rng(seed)
-    parts = [v] if groups is None else [v[np.asarray(groups)==g] for g in sorted(set(groups))]
-    means = np.mean([_resampled(p, n, rng) for p in parts], axis=0)
+    family = np.arange(len(v)) if families is None else np.asarray(families)
+    parts = [np.ones(len(v), bool)] if groups is None else [np.asarray(groups)==g for g in sorted(set(groups))]
+    means = np.mean([_resampled(v[p], family[p], n, rng) for p in parts], axis=0)
     low, high = np.quantile(means, [(1-level)/2, (1+level)/2])
-    return float(np.mean([p.mean() for p in parts])), float(low), float(high)
+    return float(np.mean([v[p].mean() for p in parts])), float(low), float(high)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #3250960a
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #785afae9
 Difference = namedtuple('Difference', 'diff low high p')
 
 def paired_bootstrap(a, b,        # (Q,) values of two methods on the same queries
@@ -94,7 +99,7 @@ def paired_bootstrap(a, b,        # (Q,) values of two methods on the same queri
     "The mean of `a-b` over queries, its interval, and a two-sided p-value."
     a, b = np.asarray(a, float), np.asarray(b, float)
     if a.shape!=b.shape: raise ValueError(f'{len(a)} and {len(b)} values: a paired comparison needs the same queries in the same order')
-    means = _resampled(a-b, n, np.random.default_rng(seed))
+    means = _resampled(a-b, np.arange(len(a)), n, np.random.default_rng(seed))
     low, high = np.quantile(means, [(1-level)/2, (1+level)/2])
     p = min(1., 2*(min((means<=0).sum(), (means>=0).sum())+1)/(n+1))
     return Difference(float((a-b).mean()), float(low), float(high), float(p))
@@ -275,12 +280,17 @@ def _ranked(queries, scores, targets, valid, ids, keep)->pd.DataFrame:
     return queries[['query_id', 'task', 'reference', 'condition']].assign(rank=np.where(R>0, R, R.max()+1).min(1), ranks=[[x for x in r if x] for r in R.tolist()], gallery_size=valid.sum(1),
         top=[[g[j] for j in best if v[j]] for best,v,g in zip(_top(S, T, valid, keep).tolist(), valid, ids)])
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #841b396e
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #e5d96cf9
 RESULT_COLUMNS = ['benchmark', 'task', 'method', 'backbone', 'profile', 'seed', 'metric', 'k', 'value', 'ci_low', 'ci_high', 'n', 'protocol']
+
+def families_of(per_query)->np.ndarray: # (Q,)
+    "Queries that share a reference are one family; without a reference each is its own."
+    found = pd.factorize(per_query.reference)[0] if 'reference' in per_query else np.full(len(per_query), -1)
+    return np.where(found<0, found.max(initial=-1)+1+np.arange(len(found)), found)
 
 def result_rows(per_query:pd.DataFrame, ks=(1,2,3), metrics=('recall',), seed=0, **labels)->pd.DataFrame:
     "The result table of one method: a row per task, metric and k, and the mean over tasks where there are several."
-    r, rows = _padded(per_query.ranks, 0), []
+    r, family, rows = _padded(per_query.ranks, 0), families_of(per_query), []
     tasks = [(t, (per_query.task==t).to_numpy()) for t in per_query.task.unique()]
     if len(tasks)>1: tasks.append(('mean', np.ones(len(per_query), bool)))
     for task, sel in tasks:
@@ -288,7 +298,7 @@ def result_rows(per_query:pd.DataFrame, ks=(1,2,3), metrics=('recall',), seed=0,
         protocol = ids[0] if len(ids)==1 else 'mean-' + fingerprint(ids)[:8]
         for m in metrics:
             for k in ks:
-                v, low, high = bootstrap_ci(METRICS[m](r[sel], k), seed=seed, groups=list(per_query.task[sel]))
+                v, low, high = bootstrap_ci(METRICS[m](r[sel], k), seed=seed, groups=list(per_query.task[sel]), families=family[sel])
                 rows.append(dict(labels, task=task, seed=seed, metric=m, k=k, value=100*v, ci_low=100*low, ci_high=100*high, n=int(sel.sum()), protocol=protocol))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 

@@ -238,9 +238,9 @@ def draw_round(index:Index, subjects, stream, turn:int, literal:bool=False)->tup
     target = draw_targets(index, stream, k+3, subject, reference, literal)
     return reference, target, index.of_object.draw(index.object[target], lambda n: below(stream, k+2, n))
 
-# %% ../../nbs/03b_mining.triplets.ipynb #febfddb0
+# %% ../../nbs/03b_mining.triplets.ipynb #7c1f40fc
 def draw_all(index:Index, subjects, samples, seed, filter, threshold, literal=False)->tuple:
-    "Rows (N,3), score (N,), rounds (N,) of samples, and the dropped by reason."
+    "Rows (N,3), score (N,), rounds (N,) and numbers (N,) of samples, and the dropped by reason."
     stream, todo = streams(seed, samples), np.arange(len(samples))
     rows, score, turns, dropped = np.full((len(samples), 3), -1, np.int32), np.zeros(len(samples)), np.zeros(len(samples), np.int32), Counter()
     for turn in range(TRIES):
@@ -252,7 +252,7 @@ def draw_all(index:Index, subjects, samples, seed, filter, threshold, literal=Fa
         if not len(todo := todo[~good & ~lost]): break
     dropped[TOO_VAGUE] += len(todo)
     kept = rows[:, 0]>=0
-    return rows[kept], score[kept], turns[kept], dropped
+    return rows[kept], score[kept], turns[kept], np.asarray(samples)[kept], dropped
 
 # %% ../../nbs/03b_mining.triplets.ipynb #6adedda5
 class Facts:
@@ -311,7 +311,7 @@ def _as_table(relations, rows, score, turns, modifiers)->pd.DataFrame:
     return pd.DataFrame({name: label[rows[:, i]] for i,name in enumerate(names)} | {f'{name}_image': image.take(rows[:, i]) for i,name in enumerate(names)}
                         | dict(condition=conditions(relations, rows[:, 1], modifiers), concreteness=score.astype(np.float32), rounds=turns))
 
-# %% ../../nbs/03b_mining.triplets.ipynb #655fa200
+# %% ../../nbs/03b_mining.triplets.ipynb #a603a311
 def sample_triplets(relations, n:int, seed:int=0,
                     ratings:dict=None,       # word -> concreteness; None: the table of Brysbaert et al.
                     filter:str='six', threshold:float=4.8, lookup:str='exact',
@@ -326,10 +326,10 @@ def sample_triplets(relations, n:int, seed:int=0,
     subjects = candidates_of(index, filter, threshold)
     for a in _portions(n, chunk, 'triplets'):
         samples = np.arange(a, min(n, a+chunk))
-        rows, score, turns, lost = draw_all(index, subjects, samples, seed, filter, threshold, literal)
-        found.append((rows, score, turns)); dropped += lost
-    rows, score, turns = (np.concatenate(x) for x in zip(*found))
-    if partner=='similar': rows[:, 1] = similar_targets(index, np.arange(len(rows)), seed, rows[:, 0], rows[:, 1], candidates)
+        *some, lost = draw_all(index, subjects, samples, seed, filter, threshold, literal)
+        found.append(some); dropped += lost
+    rows, score, turns, samples = (np.concatenate(x) for x in zip(*found))
+    if partner=='similar': rows[:, 1] = similar_targets(index, samples, seed, rows[:, 0], rows[:, 1], candidates)
     return _as_table(relations, index.row[rows], score, turns, modifiers), {k: v for k,v in dropped.items() if v}
 
 # %% ../../nbs/03b_mining.triplets.ipynb #a5e5cd7f
