@@ -121,7 +121,7 @@ def slope(x:dict # method -> place on the axis
     if not v.any(): raise ValueError(f'{", ".join(x)} stand at the same place {np.mean(list(x.values())):g}: no line goes through them')
     return dict(zip(x, v/(v@v)))
 
-# %% ../nbs/07a_ablations.ipynb #28dab8e5
+# %% ../nbs/07a_ablations.ipynb #0d0bc86d
 def by_seed(per_query, method:str)->str:
     "Mean R@1 of a method; of its seeds, if it has several."
     values = [task_mean(hits(g)[method]) for _,g in per_query[per_query.method==method].groupby('seed')]
@@ -134,7 +134,8 @@ def brought(by_seeds:list, what:str)->dict:
 
 def said(c:dict)->str:
     "A difference with its interval."
-    return f'{c["diff"]:+.1f} [{c["low"]:+.1f}, {c["high"]:+.1f}]'.replace('-', '−')
+    digits = 2 if min(abs(c['low']), abs(c['high']))<.05 else 1      # on which side of zero?
+    return f'{c["diff"]:+.{digits}f} [{c["low"]:+.{digits}f}, {c["high"]:+.{digits}f}]'.replace('-', '−')
 
 # %% ../nbs/07a_ablations.ipynb #4dcff234
 def effects(found:dict, # name -> from `compare` or `contrast`

@@ -76,7 +76,7 @@ def type_hurts(run)->list:
     "G03: on Focus Attribute the image alone does better."
     return _against(run, 'image_only', ['image_text'], ['focus_attribute'])
 
-# %% ../nbs/09_claims.ipynb #94b3b25f
+# %% ../nbs/09_claims.ipynb #76d05496
 GENERAL = ('image_only', 'text_only', 'image_text', 'combiner_cirr')
 
 def strongest(run, methods, task, k=1)->str:
@@ -85,16 +85,17 @@ def strongest(run, methods, task, k=1)->str:
     return h[[m for m in methods if m in h]].mean().idxmax()
 
 def mined_is_best(run)->list:
-    "G04: on the mean, mined triplets above CIRR's, and these above the sum."
-    return _against(run, 'combiner', ['combiner_cirr']) + _against(run, 'combiner_cirr', ['image_text'])
+    "G04: on the mean, mined triplets above each of the other general methods."
+    return _against(run, 'combiner', GENERAL)
 
 def mined_leads_everywhere(run)->list:
     "G05: on each task, above the best of the others."
     return [c for t in TASKS for c in _against(run, 'combiner', [strongest(run, GENERAL, t)], [t], f'{SHORT[t]}, ')]
 
 def image_catches_up(run)->list:
-    "G06: on Focus Attribute the image alone finds more within two and within three."
-    return [c for k in (2, 3) for c in _against(run, 'image_only', ['combiner'], ['focus_attribute'], f'R@{k}, ', k)]
+    "G06: on Focus Attribute the image alone is behind at one, and finds more within two and within three."
+    one = ['focus_attribute']
+    return _against(run, 'combiner', ['image_only'], one, 'R@1, ') + [c for k in (2, 3) for c in _against(run, 'image_only', ['combiner'], one, f'R@{k}, ', k)]
 
 def mined_leads_on_cirr(run)->tuple: # effect, verdict
     "G12: on CIRR, above the three baselines at 1, 5 and 10. Its second half, two supervised models, is not here: so it can be refuted, not confirmed."

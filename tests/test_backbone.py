@@ -8,6 +8,8 @@ from safetensors.torch import save_file
 from cis_nb.models import weights
 from cis_nb.models.backbone import (Backbone, check_golden, golden_images, golden_texts, image_attention, load_backbone, save_backbone, tiny_folder)
 from cis_nb.models.features import image_features, text_features
+from cis_nb.book import read_params
+from cis_nb.core import project_root
 from cis_nb.models.weights import BACKBONES, Weights, build, model_shapes, register_tiny
 
 torch.set_num_threads(1)
@@ -153,6 +155,13 @@ def test_not_finite_weights(b):
 def test_shipped_golden_features(name, megabytes):
     assert load_backbone(name, device='cpu', golden=True).source==f'{name}/model.safetensors'
     assert sum(p.stat().st_size for p in tiny_folder(name).iterdir())<megabytes*1e6
+
+@pytest.mark.parametrize('name', ['tiny', 'tiny_s', 'tiny_xs'])
+def test_shipped_weights_are_trained_and_say_how(name):
+    about = json.loads((tiny_folder(name)/'backbone.json').read_text())['trained']
+    asked = read_params(project_root()/about['experiment'])
+    assert {k: about['params'][k] for k in ('backbone', 'samples', 'steps', 'batch_size', 'seed')}=={k: asked.get(k, 0) for k in ('backbone', 'samples', 'steps', 'batch_size', 'seed')}
+    assert about['held_out']['close-up color']>80 and about['held_out']['close-up category']>50     # chance: 10 and 4
 
 @pytest.mark.parametrize('name', ['tiny_s', 'tiny_xs'])
 def test_a_missing_file_of_shipped_weights_is_said(name, monkeypatch, tmp_path):

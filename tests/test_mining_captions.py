@@ -81,6 +81,30 @@ def test_a_packed_text_file_is_read_alike_and_a_broken_one_is_named(tmp_path):
     with pytest.raises(ValueError, match='cut.txt.gz: cannot be read .* is the file complete'): read_captions(tmp_path/'cut.txt.gz')
     with pytest.raises(ValueError, match='no captions'): read_captions(text_file(tmp_path/'none.txt', ['', ' ']))
 
+def test_a_damaged_text_file_is_named_whatever_is_damaged(tmp_path):
+    whole = bytearray(gzip.compress('\n'.join(world_texts(200)).encode()))
+    for place in range(12, len(whole), 97):
+        (tmp_path/'c.txt.gz').write_bytes(bytes(whole[:place]) + bytes([whole[place]^255]) + bytes(whole[place+1:]))
+        with pytest.raises(ValueError, match='c.txt.gz: cannot be read'): read_captions(tmp_path/'c.txt.gz')
+
+def test_marks_of_other_encodings(tmp_path):
+    (tmp_path/'bom.tsv').write_bytes('\ufeffa.jpg\ttrain\t0\ta red car'.encode())
+    assert read_captions(tmp_path/'bom.tsv')[0]==[('a.jpg', 'train', 'a red car')]
+    (tmp_path/'wide.txt').write_bytes('a red car\na cup'.encode('utf-16'))
+    with pytest.raises(ValueError, match='wide.txt: this is no UTF-8 text'): read_captions(tmp_path/'wide.txt')
+
+def test_the_first_caption_is_the_first_that_says_something(tmp_path):
+    lines = ['a.jpg\ttrain\t0\t ', 'a.jpg\ttrain\t1\ta red car', '\ttrain\t0\ta cup']
+    rows, skipped = read_captions(text_file(tmp_path/'c.tsv', lines))
+    assert rows==[('a.jpg', 'train', 'a red car')] and skipped.counts()=={'empty caption': 1, 'line without the columns image, split, number, caption': 1}
+
+def test_a_shard_that_is_damaged_before_its_build_ends_is_made_again(tmp_path):
+    from cis_nb.mining.captions import whole, write_shard
+    path = tmp_path/'relations-00000.parquet'
+    write_shard((str(path), [(str(i), 'train', t) for i,t in enumerate(world_texts(5))], 'world', False, 'published'))
+    assert whole(path)
+    path.write_bytes(path.read_bytes()[:-3]); assert not whole(path)
+
 def test_a_table_of_captions_keeps_images_and_splits(tmp_path):
     lines = ['a.jpg\ttrain\t0\ta red car', 'b.jpg\tval\t0\ta ball on the sand', 'a.jpg\ttrain\t1\ta ball', 'c.jpg\ttrain\tzero\ta cup', 'd.jpg train 0 a cup', 'e.jpg\ttrain\t0\t ']
     path = text_file(tmp_path/'c.tsv', lines)
@@ -220,6 +244,16 @@ def test_the_photographs_captions_are_found_by_key_and_number():
     assert len(photos)>=30
     for s in photos.itertuples(): assert all(w in s.caption for e in s.expected for part in e for w in part.split()), s.caption
     assert precision_recall(compare(photos, load_parser(), 'wider'))[2]>=58
+
+@english
+@flickr
+def test_the_table_of_known_quality_is_what_is_measured():
+    from cis_nb.mining.captions import known_quality
+    nlp, sentences = load_parser('auto'), checked_captions(data/'flickr8k')
+    if parser_name(nlp) not in set(known_quality().parser): pytest.skip(f'{parser_name(nlp)} is not the pipeline of the table')
+    for r in known_quality().itertuples():
+        found = precision_recall(compare(sentences[sentences.set==r[3]], nlp, r.rules))
+        assert (r.precision, r.recall, r.F1)==tuple(round(v, 1) for v in found)
 
 @english
 @pytest.mark.skipif(not (data/'captions').is_dir(), reason='CIS_DATA is not set to a folder with captions')

@@ -11,8 +11,8 @@ __all__ = ['DOERS', 'PHRASE', 'PHRASAL', 'RULES', 'KEYWORD_KINDS', 'UNUSED', 'IN
            'WorldWords', 'WorldGrammar', 'place_noun', 'place_adjective', 'place_preposition', 'place_copula',
            'place_small', 'read_world', 'world_grammar', 'world_parser', 'cut_caption', 'columns_of', 'read_lines',
            'read_captions', 'parse', 'shard_table', 'write_shard', 'whole', 'relation_shards', 'read_shards',
-           'read_relations', 'expected', 'checked_captions', 'compare', 'precision_recall', 'f1_interval', 'cause',
-           'errors', 'full_pipeline', 'one_by_one', 'in_batches', 'seconds_of', 'parse_rates']
+           'read_relations', 'expected', 'checked_captions', 'compare', 'precision_recall', 'f1_interval',
+           'known_quality', 'cause', 'errors', 'full_pipeline', 'one_by_one', 'in_batches', 'seconds_of', 'parse_rates']
 
 # %% ../../nbs/03a_mining.captions.ipynb #a6b9a342
 import csv, gzip, hashlib, json, os, re, time, zlib
@@ -519,6 +519,11 @@ def f1_interval(c, n=1000, seed=0)->tuple:
     draws = np.random.default_rng(seed).integers(0, len(c), (n, len(c)))
     right, total = c.right.to_numpy()[draws].sum(1), (c.found + c.wanted).to_numpy()[draws].sum(1)
     return tuple(np.percentile(200*right/np.maximum(1, total), [2.5, 97.5]))
+
+# %% ../../nbs/03a_mining.captions.ipynb #0d7045f5
+def known_quality()->pd.DataFrame:
+    "Precision and recall as they were measured with an English pipeline."
+    return pd.read_csv(Path(cis_nb.__file__).resolve().parent/'assets'/'relations_quality.csv')
 
 # %% ../../nbs/03a_mining.captions.ipynb #3d937946
 def cause(wanted, extra)->str:
