@@ -365,7 +365,7 @@ def world_parser()->Language:
     nlp.meta.update(name='cis_world', version='1', description="exact trees for the captions of this project's drawn world")
     return nlp
 
-# %% ../../nbs/03a_mining.captions.ipynb #25481638
+# %% ../../nbs/03a_mining.captions.ipynb #f6073b89
 LONGEST = 1000   # characters of a caption that are parsed
 CHOICES = ('first', 'all')
 
@@ -391,7 +391,10 @@ def read_lines(path, captions, skipped:Skipped)->list:
     except (EOFError, OSError, zlib.error) as e: raise ValueError(f'{path}: cannot be read ({e}); is the file complete?') from None
     if any('\0' in r[3] for r in rows[:9]): raise ValueError(f'{path}: this is no UTF-8 text; UTF-16 and binary files have to be converted first')
     found = [(image, s, c) for n, image, s, text in rows if image and (c := clean_caption(text, f'line {n}', skipped))]
-    return list({r[0]: r for r in reversed(found)}.values())[::-1] if captions=='first' else found
+    if captions=='all': return found
+    first = {}
+    for r in found: first.setdefault(r[0], r)
+    return list(first.values())
 
 # %% ../../nbs/03a_mining.captions.ipynb #ddb3e621
 def read_captions(root, captions='first', split=None, limit=None)->tuple:
