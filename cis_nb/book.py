@@ -303,7 +303,7 @@ def run(e:Experiment, threads:int=1)->bool:
         folder.rename(e.folder)
         return e.receipt.exists()
 
-# %% ../nbs/10_book.ipynb #8c51c996
+# %% ../nbs/10_book.ipynb #6c8aa46d
 def threads(e:Experiment, cores:int)->int:
     "Threads for one experiment: all cores where the chapter asks for them, else a fair share."
     return cores if e.all_cores else max(1, cores//4)
@@ -311,9 +311,9 @@ def threads(e:Experiment, cores:int)->int:
 def cores()->int: return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
 def snakemake(profile:str, data:str, n:int, more=())->list:
-    "The command that brings the experiments of a profile up to date on `n` cores."
-    root = str(project_root())
-    return [sys.executable, '-m', 'snakemake', '--snakefile', f'{root}/Snakefile', '--directory', root, '--cores', str(n), '--keep-going', '--nolock', '--rerun-incomplete',
+    "The command that brings the experiments of a profile up to date on `n` cores: those that need others, and what they need, before the rest."
+    root, chains = str(project_root()), [f'reports/{profile}/{e.name}/receipt.json' for e in experiments(profile, data).values() if e.needs]
+    return [sys.executable, '-m', 'snakemake', '--snakefile', f'{root}/Snakefile', '--directory', root, *(['--prioritize', *chains] if chains else []), '--cores', str(n), '--keep-going', '--nolock', '--rerun-incomplete',
             '--rerun-triggers', 'mtime', 'input', '--quiet', 'all', '--config', f'profile={profile}', f'data={json.dumps(data)}', *more]
 
 # %% ../nbs/10_book.ipynb #ff70965c

@@ -209,14 +209,14 @@ def _front_row(name:str, found:dict, how:dict)->str:
     trouble = f'<div class="cis-why">{esc(told(word, why))}</div>' if word!='done' else ''
     return f'<tr><td>{number}<td>{link}<td>{said}{trouble}<td class="cis-num">{span(load(e.folder/"run.json").get("seconds", 0)) if said else ""}<td>{badge(word)}'
 
-# %% ../nbs/10b_site.ipynb #7d11635d
+# %% ../nbs/10b_site.ipynb #47c733d8
 def _cards(found:dict, words:dict, receipts:list, counts, wall:float)->str:
     "The numbers at the head of the front page."
     busy = sum(load(e.folder/'run.json').get('seconds', 0) for e in found.values())
-    good, made, whole = list(words.values()).count('done'), int(counts[['done', 'partly']].values.sum()), int(counts.values.sum())
+    good, made, part, whole = list(words.values()).count('done'), int(counts.done.sum()), int(counts.partly.sum()), int(counts.values.sum())
     m = receipts[-1]['machine'] if receipts else {}
     cards = [(f'{good} of {len(found)}', 'experiments with a result'), (span(busy), f'of computing{f", {span(wall)} from start to end" if wall else ""}'),
-             (f'{made} of {whole}', '<a href="map.html">tables and figures of the four papers</a> made here'), (esc(m.get('gpu') or f'{m.get("cores", "")} cores'), esc(m.get('cpu', '')))]
+             (f'{made} of {whole}', f'<a href="map.html">tables and figures of the four papers</a> made here{f", {part} more in part" if part else ""}'), (esc(m.get('gpu') or f'{m.get("cores", "")} cores'), esc(m.get('cpu', '')))]
     return '<div class="cis-cards">' + ''.join(f'<div><b>{a}</b><span>{b}</span></div>' for a,b in cards) + '</div>'
 
 def _bars(counts)->str:
