@@ -44,7 +44,7 @@ def waits_for()->dict: # claim -> what
 #| export
 TESTED = [f'G{i:02d}' for i in range(1, 17)]   # the others wait
 
-# %% ../nbs/09_claims.ipynb #bd2727dd
+# %% ../nbs/09_claims.ipynb #0fa5fc9e
 def all_hold(comparisons:list # from `compare`, each claimed to be positive
             )->str:
     "The verdict on a claim that needs all `comparisons` to be positive."
@@ -54,7 +54,8 @@ def all_hold(comparisons:list # from `compare`, each claimed to be positive
 
 def effect(comparisons:list, unit=' points')->str:
     "Differences with their intervals, in words."
-    return '; '.join(f'{c["what"]}: {c["diff"]:+.1f} [{c["low"]:+.1f}, {c["high"]:+.1f}]{unit}' for c in comparisons)
+    number = lambda v: f'{v:+.1f}'.replace('-', '−')
+    return '; '.join(f'{c["what"]}: {number(c["diff"])} [{number(c["low"])}, {number(c["high"])}]{unit}' for c in comparisons)
 
 # %% ../nbs/09_claims.ipynb #ff7939f5
 def _against(run, a, bs, tasks=None, what='', k=1)->list:
