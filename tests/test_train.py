@@ -1,5 +1,5 @@
 "What of the training loop does not read well in a notebook: real kills, several processes, folders of photos, the command line."
-import os, random, signal, subprocess, sys, time
+import json, os, random, signal, subprocess, sys, time
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
@@ -147,3 +147,16 @@ def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
     done = subprocess.run([sys.executable, '-m', 'papermill', 'nbs/05_train.ipynb', '-p', 'backbone', 'vit_h'], cwd=project_root(), env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode!=0
     for said in ('vit_h', 'open_clip_model.safetensors', 'GB'): assert said in done.stderr
+
+def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypatch):
+    import papermill
+    monkeypatch.setenv('CIS_STORE', str(tmp_path/'store')); monkeypatch.setenv('CIS_HOME', str(project_root()))
+    small = dict(steps=1, batch_size=4, samples=64, val_samples=4, warmup=0, eval_every=1, log_every=1, device='cpu', dtype='float32')
+    first, second = T.trained(small), tmp_path/'05_train.second'
+    second.mkdir(); (tmp_path/'05_train.first').mkdir()
+    (tmp_path/'05_train.first'/'receipt.json').write_text(json.dumps(dict(runs=[f'run/{first.name}'])))
+    monkeypatch.setenv('CIS_REPORT', str(second)); monkeypatch.setenv('CIS_EXPERIMENT', '05_train.second'); monkeypatch.setenv('CIS_PROFILE', 'mine')
+    papermill.execute_notebook(str(project_root()/'nbs'/'05_train.ipynb'), str(second/'notebook.ipynb'), small|dict(pretrained='05_train.first'), kernel_name='python3', progress_bar=False)
+    receipt = json.loads((second/'receipt.json').read_text())
+    assert receipt['params']['pretrained']=='05_train.first'
+    assert json.loads((tmp_path/'store'/receipt['runs'][0]/'manifest.json').read_text())['params']['pretrained']==str(first)
