@@ -64,7 +64,7 @@ def stuff_words(scene, thing):
 
 def join(parts): return parts[0] if len(parts) == 1 else ', '.join(parts[:-1]) + ' and ' + parts[-1]
 
-# %% ../../nbs/01c_world.captions.ipynb #b85ee98f
+# %% ../../nbs/01c_world.captions.ipynb #faa40635
 def everything(scene, r, focus, must):
     "Names every thing with colour and pattern, and the place."
     return join([describe(t, r, ('color', 'pattern') + (must if t is focus else ())) for t in scene.things]) + ' ' + r.choice(PLACE_WORDS[scene.place])
@@ -91,6 +91,7 @@ def both_stuffs(scene, r, focus, must):
     kinds = list(PLACES[scene.place][0]); r.shuffle(kinds)
     return f'{describe(focus, r, must)} with {kinds[0]} and {kinds[1]}'
 
+# %% ../../nbs/01c_world.captions.ipynb #07ae757c
 def photo(scene, r, focus, must): return r.choice(('a photo of ', '', 'a close-up of ')) + describe(focus, r, must)
 
 def spoken(scene, r, focus, must):

@@ -173,7 +173,7 @@ def paste(canvas, thing, scale_to, segments=None, number=0):
     canvas[a:b, c:d] = (canvas[a:b, c:d]*(255-k) + body_colors(thing, side)[part]*w + paint[part]*255 + 127) // 255
     if segments is not None: segments[a:b, c:d][cover[part] > 127] = number
 
-# %% ../../nbs/01a_world.scenes.ipynb #88fb8c33
+# %% ../../nbs/01a_world.scenes.ipynb #2be5fe1f
 STUFF = {  # key: (name in the panoptic file, plain words, base colour)
     'sky': ('sky-other-merged', 'sky', (150, 200, 236)), 'night sky': ('night-sky', 'night sky', (26, 30, 74)), 'sunset sky': ('sunset-sky', 'sunset sky', (248, 170, 110)),
     'mountain': ('mountain-merged', 'mountain', (128, 134, 150)), 'grass': ('grass-merged', 'grass', (122, 178, 84)), 'sand': ('sand', 'sand', (232, 208, 150)),
@@ -194,6 +194,7 @@ PLACES = {  # place: (stuff from top to bottom, things that like to be there)
     'courtyard': (('brick wall', 'pavement'), ('bus', 'guitar', 'flower', 'chair', 'cup', 'butterfly'))}
 FLIERS = ('bird', 'kite', 'balloon', 'butterfly')
 
+# %% ../../nbs/01a_world.scenes.ipynb #52b39965
 def shade(rgb, amount): return tuple(max(0, min(255, c + amount)) for c in rgb)
 
 def texture_stuff(draw, kind, top, bottom, S, r):
@@ -219,6 +220,7 @@ def texture_stuff(draw, kind, top, bottom, S, r):
         for x in range(r.randrange(S//8), S, S//4): draw.line([(x, y), (x+S//8, y)], fill=(232, 226, 190), width=2*u)
     else: dot_stuff(draw, kind, top, bottom, S, r, u)
 
+# %% ../../nbs/01a_world.scenes.ipynb #74cd66a0
 def dot_stuff(draw, kind, top, bottom, S, r, u):
     "Marks that are strewn at random: blades of grass, grains, stars, clouds, snow caps."
     base, n = STUFF[kind][2], {'grass': 34, 'sand': 44, 'snow': 16, 'night sky': 22, 'sky': 2, 'sunset sky': 3, 'mountain': 3}[kind]
@@ -243,7 +245,7 @@ def backdrop(place, variant, S):
         index[cuts[i]:] = i
     return np.asarray(image).astype(np.int32), index
 
-# %% ../../nbs/01a_world.scenes.ipynb #57c09b75
+# %% ../../nbs/01a_world.scenes.ipynb #c041bdcc
 @dataclass(frozen=True)
 class Scene:
     "A place, a variant of its backdrop, things from back to front, the light (256 = as drawn) and a domain."
@@ -262,6 +264,7 @@ def draw_thing(r, category=None, px=None, x=32, y=32, pair_ok=None, size=None):
     return Thing(category, color, r.choice(PATTERNS), r.choice(('smooth',)*4 + ('shiny', 'fuzzy')), pose, size or r.choice(SIZES), x, y, px or 48,
                  r.choice(POSES[pose]), r.random() < .5, tuple(r.randrange(-10, 11) for _ in range(3)), r.randrange(4))
 
+# %% ../../nbs/01a_world.scenes.ipynb #d94eba18
 GRIDS = {1: (1, 1), 2: (2, 1), 3: (2, 2), 4: (2, 2), 5: (3, 2), 6: (3, 2), 7: (3, 3), 8: (3, 3)}
 SIDES = {1: (26, 42), 2: (22, 32), 3: (21, 29), 4: (21, 29), 5: (20, 24), 6: (20, 24), 7: (18, 21), 8: (18, 21)}   # px of small, large
 
@@ -288,7 +291,7 @@ def draw_scene(r, n_things=None, place=None, distinct=True, pair_ok=None, domain
         things.append(draw_thing(r, c, SIDES[n][SIZES.index(size)] + r.randrange(2), x, y, pair_ok, size))
     return Scene(place, r.randrange(8), tuple(things), r.randrange(222, 282), domain)
 
-# %% ../../nbs/01a_world.scenes.ipynb #8ad009ca
+# %% ../../nbs/01a_world.scenes.ipynb #9f4679b6
 def gray(a): return (a[..., 0]*77 + a[..., 1]*151 + a[..., 2]*28) >> 8
 
 def sketch(a):
@@ -319,6 +322,7 @@ def mosaic(a):
     out[::k] = out[::k]*180 >> 8; out[:, ::k] = out[:, ::k]*180 >> 8
     return out
 
+# %% ../../nbs/01a_world.scenes.ipynb #7a1675b2
 DOMAINS = dict(plain=None, sketch=sketch, night=night, paper=paper, mosaic=mosaic)
 
 def render(scene, size=64, with_segments=False):
