@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED', 'TABLE5', 'Corpus', 'corpus', 'heard', 'drawn', 'objective_on', 'learned', 'ask', 'sums',
-           'contrast', 'contrast_seeds', 'slope', 'by_seed', 'brought', 'said', 'effects', 'paper_ablations']
+           'slope', 'by_seed', 'brought', 'said', 'effects', 'paper_ablations']
 
-# %% ../nbs/07a_ablations.ipynb #51abcf2f
+# %% ../nbs/07a_ablations.ipynb #12999ac5
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from .benchmarks.protocol import RESULT_COLUMNS
-from .compare import UNTRAINED, compare, hits, of_seed, redrawn, task_mean, verdict, widest
+from .compare import compare, hits, task_mean, verdict, widest
 from .core import data_root, fingerprint, stored
 from .evaluate import answers, places
 from .mining.captions import read_relations, relation_shards
@@ -100,20 +100,7 @@ def sums(at, seed:int=0)->pd.DataFrame:
     "The answers of Image + Text, to compare with."
     return answers(['image_text'], at.benchmarks, at.model, seed, at.encode)
 
-# %% ../nbs/07a_ablations.ipynb #7123195d
-def contrast(per_query, weights:dict, # method -> weight
-             n:int=1000, seed:int=0)->dict:
-    "A weighted sum of the task means of R@1, and its interval."
-    mine = per_query[per_query.method.isin(weights)]
-    h = hits(mine).reset_index().merge(mine[['draw','task','query_id','reference']].drop_duplicates())
-    parts = [(sum(w*t[m] for m,w in weights.items()), t.reference) for _,t in h.groupby('task')]
-    low, high = np.percentile(np.mean([redrawn(v, names, n, seed+i) for i,(v,names) in enumerate(parts)], 0), [2.5, 97.5])
-    return dict(diff=float(np.mean([v.mean() for v,_ in parts])), low=float(low), high=float(high), n=len(h))
-
-def contrast_seeds(per_query, weights:dict, **kw)->list:
-    "`contrast`, for each seed of the trainings."
-    return [contrast(of_seed(per_query, s), weights, **kw) for s in sorted(set(per_query.seed)-{UNTRAINED})]
-
+# %% ../nbs/07a_ablations.ipynb #997f9063
 def slope(x:dict # method -> place on the axis
          )->dict: # method -> weight
     "The weights whose sum is the slope of the line through the methods."

@@ -140,7 +140,8 @@ def fingerprint(obj)->str:
     text = json.dumps(_canonical(obj), sort_keys=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-# %% ../nbs/00_core.ipynb #aaadaca0
+# %% ../nbs/00_core.ipynb #5d349024
+@lru_cache(maxsize=256)
 def _code(text:str)->str:
     "Python source without comments and empty lines."
     lines = text.splitlines()

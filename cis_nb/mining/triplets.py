@@ -10,14 +10,16 @@ __all__ = ['RATINGS', 'UNSEEN', 'PICTURES', 'LOOKUPS', 'FILTERS', 'NO_TARGET', '
            'conditions', 'sample_triplets', 'mined', 'read_mined', 'zipf_words', 'zipf_relations', 'zipf_ratings',
            'peak_memory', 'race', 'triplet_rates']
 
-# %% ../../nbs/03b_mining.triplets.ipynb #a3f72d34
+# %% ../../nbs/03b_mining.triplets.ipynb #cb1ae338
 import json, re, resource, subprocess, sys, time
 from collections import Counter
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 import numpy as np, pandas as pd
+from scipy.sparse import csr_array
 from ..core import data_root, fingerprint, need_file, one_of, progress, store_root, stored
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
 
@@ -39,14 +41,14 @@ def read_ratings(path)->dict:
     if head.split('\t')[:3]!=['Word', 'Bigram', 'Conc.M']: raise ValueError(f'{path}, line 1: expected the columns Word, Bigram, Conc.M, ..., found {head[:60]!r}')
     return dict(_rating(line, n, path) for n, line in enumerate(lines, 2) if line.strip())
 
-# %% ../../nbs/03b_mining.triplets.ipynb #cc3ca46e
+# %% ../../nbs/03b_mining.triplets.ipynb #4cdd3cd3
 def with_plurals(ratings:dict)->dict:
     "The ratings, and those of the plurals."
-    import inflect    # takes seconds to load
+    import inflect    # takes seconds to load, so what comes out is kept
     plural = inflect.engine().plural_noun
     return {plural(w): v for w,v in sorted(ratings.items(), key=lambda r: r[1])} | ratings
 
-# %% ../../nbs/03b_mining.triplets.ipynb #5cde30f9
+# %% ../../nbs/03b_mining.triplets.ipynb #984e50f7
 UNSEEN = dict(grandmother=4.65, friend=3.1, lunch=4.3, afternoon=3.7, day=3.9, week=3.5, summer=3.6, memory=2.4, idea=1.6, love=2.1, sale=3.4,
               thing=3.2, object=3.7, color=4.1, pattern=3.9, texture=3.8, pose=3.3, size=3.1)
 PICTURES = dict.fromkeys(('photo', 'picture', 'close-up', 'drawing', 'sketch', 'pencil sketch', 'cutout', 'paper cutout', 'mosaic', 'moonlight', 'night'), 4.6)
@@ -59,12 +61,19 @@ def world_ratings()->dict:
     looks = [v for values in ATTRIBUTES.values() for v in values]
     return dict.fromkeys(seen, 5.) | dict.fromkeys(ground, 4.9) | dict.fromkeys(looks, 4.9) | PICTURES | UNSEEN
 
+def _ratings(source)->dict:
+    "The ratings as they are given, without plurals."
+    if source=='world': return world_ratings()
+    path = data_root('concreteness')/RATINGS if source=='auto' else Path(source)
+    return read_ratings(need_file(path, 'Concreteness ratings of Brysbaert et al. (2014)', 'the supplement of doi.org/10.3758/s13428-013-0403-5', 'research', '1.6 MB'))
+
 @lru_cache(maxsize=4)
 def concreteness(source='auto')->dict:
     "Word -> rating, plurals included: `world`, a file in the layout of Brysbaert et al., or `auto` for the one below CIS_DATA."
-    if source=='world': return with_plurals(world_ratings())
-    path = data_root('concreteness')/RATINGS if source=='auto' else Path(source)
-    return with_plurals(read_ratings(need_file(path, 'Concreteness ratings of Brysbaert et al. (2014)', 'the supplement of doi.org/10.3758/s13428-013-0403-5', 'research', '1.6 MB')))
+    ratings = _ratings(source)
+    def build(folder): pd.Series(with_plurals(ratings), name='rating').rename_axis('word').reset_index().to_parquet(folder/'ratings.parquet', index=False)
+    folder = stored('ratings', Path(source).stem, {}, build, [fingerprint(ratings), version('inflect')], ['cis_nb.mining.triplets'])
+    return dict(pd.read_parquet(folder/'ratings.parquet').itertuples(index=False, name=None))
 
 # %% ../../nbs/03b_mining.triplets.ipynb #f5c9e869
 LOOKUPS, FILTERS = ('exact', 'words'), ('six', 'four', 'relation', 'none')
@@ -254,24 +263,19 @@ def draw_all(index:Index, subjects, samples, seed, filter, threshold, literal=Fa
     kept = rows[:, 0]>=0
     return rows[kept], score[kept], turns[kept], np.asarray(samples)[kept], dropped
 
-# %% ../../nbs/03b_mining.triplets.ipynb #6adedda5
+# %% ../../nbs/03b_mining.triplets.ipynb #18e1cfba
 class Facts:
-    "What is said of each image: sorted numbers image x pairs + pair, and where an image begins."
+    "What is said of each image: a sparse table, images x (subject, object)."
     def __init__(self, index:Index):
-        self.n, self.image, self.pair = len(index.pair_object), index.image, index.pair
-        self.keys = np.unique(index.image.astype(np.int64)*self.n + index.pair)
-        self.start = np.searchsorted(self.keys, np.arange(index.image.max()+2)*np.int64(self.n))
+        self.image, self.pair = index.image, index.pair
+        self.said = csr_array((np.ones(len(index.pair), bool), (index.image, index.pair)), shape=(index.image.max()+1, len(index.pair_object)))
 
     def shared(self, reference, row)->np.ndarray: # rows (M,) each -> (M,)
         "How many facts the images of two rows have in common, the facts of these rows aside; -1 for one and the same image."
-        image = self.image[row]
-        count = self.start[image+1] - self.start[image]
-        which = np.repeat(np.arange(len(row)), count)                                                   # (F,) which of the M
-        fact = self.keys[np.arange(len(which)) + (self.start[image]-np.cumsum(count)+count)[which]] % self.n
-        wanted = self.image[reference].astype(np.int64)[which]*self.n + fact
-        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys)-1)
-        hit = (self.keys[place]==wanted) & (fact!=self.pair[reference][which]) & (fact!=self.pair[row][which])
-        return np.where(image==self.image[reference], -1, np.bincount(which[hit], minlength=len(row)))
+        both = self.said[self.image[reference]].multiply(self.said[self.image[row]])                     # (M, pairs)
+        which, fact = np.repeat(np.arange(len(row)), np.diff(both.indptr)), both.indices                # (F,) which of the M, and what they share
+        other = (fact!=self.pair[reference][which]) & (fact!=self.pair[row][which])
+        return np.where(self.image[row]==self.image[reference], -1, np.bincount(which[other], minlength=len(row)))
 
 # %% ../../nbs/03b_mining.triplets.ipynb #d16544de
 def _portions(n:int, chunk:int, what:str):
