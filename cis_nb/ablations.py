@@ -6,7 +6,7 @@
 __all__ = ['OURS', 'BACK', 'PUBLISHED', 'TABLE5', 'Corpus', 'corpus', 'heard', 'drawn', 'objective_on', 'learned', 'ask', 'sums',
            'slope', 'by_seed', 'brought', 'said', 'effects', 'paper_ablations']
 
-# %% ../nbs/07a_ablations.ipynb #12999ac5
+# %% ../nbs/07a_ablations.ipynb #e54f4e45
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,9 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from .benchmarks.protocol import RESULT_COLUMNS
-from .compare import compare, hits, task_mean, verdict, widest
+from .compare import hits, task_mean, widest
 from .core import data_root, fingerprint, stored
-from .evaluate import answers, places
+from .evaluate import answers
 from .mining.captions import read_relations, relation_shards
 from .mining.triplets import concreteness, sample_triplets
 from .models.backbone import load_backbone

@@ -7,12 +7,11 @@ __all__ = ['UNTRAINED', 'SHORT', 'PAPER_ROWS', 'with_seed', 'seeds', 'of_seed', 
            'contrast_seeds', 'compare_seeds', 'widest', 'verdict', 'chance', 'over_seeds', 'doubt', 'paper_numbers',
            'recalls', 'beside_paper', 'with_intervals', 'protocol_line', 'gain', 'headline', 'recall_bars']
 
-# %% ../nbs/05b_compare.ipynb #d0a82a5a
+# %% ../nbs/05b_compare.ipynb #fcaf316c
 from importlib.resources import files
 import numpy as np
 import pandas as pd
 from .benchmarks.protocol import bootstrap_ci, families_of
-from .benchmarks.templates import TASKS
 from .show import color, page
 
 # %% ../nbs/05b_compare.ipynb #2fb5161b

@@ -9,7 +9,7 @@ __all__ = ['METHODS', 'COMMON', 'DEFAULTS', 'FREE', 'LOOP', 'shuffled', 'batch_a
            'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method', 'settings', 'run_of',
            'make_objective', 'fit', 'launch', 'trained']
 
-# %% ../nbs/05_train.ipynb #f3776dcb
+# %% ../nbs/05_train.ipynb #435e0302
 import contextlib, importlib, inspect, json, math, os, re, shutil, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -20,6 +20,7 @@ from .core import need_file, pick_device, progress, store_root, stored
 from .models.backbone import load_backbone
 from .models.combiner import CombinerTraining
 from .models.contrastive import Contrastive
+from .models.lincir import SelfMasking
 
 # %% ../nbs/05_train.ipynb #98b23133
 @lru_cache(maxsize=4)
@@ -315,16 +316,16 @@ def finished(objective, folder:Path, state:dict, acc)->pd.DataFrame:
     acc.wait_for_everyone()
     return pd.DataFrame(state['rows'])
 
-# %% ../nbs/05_train.ipynb #367f990f
-METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME` and `SETTINGS`
+# %% ../nbs/05_train.ipynb #6dd5f564
+METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME` and `SETTINGS`
 
 def find_method(name:str, what:str='make'):
     "What the module of a method has: `make` an objective, the `sources` of a run, its own `SETTINGS`."
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 
-# %% ../nbs/05_train.ipynb #0b0dfef9
-COMMON = dict(backbone='tiny', pretrained='auto', method='contrastive', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
+# %% ../nbs/05_train.ipynb #db422420
+COMMON = dict(backbone='tiny', pretrained='auto', method='auto', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
               clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0)
 DEFAULTS = COMMON | {k: v for name in METHODS for k,v in find_method(name, 'SETTINGS').items()}
 FREE = ('device', 'log_every', 'workers', 'processes')   # how a run is made, not what comes out of it
@@ -333,8 +334,9 @@ def settings(p:dict)->dict:
     "The parameters that a method uses, defaults filled in."
     if odd := [k for k in p if k not in DEFAULTS]: raise ValueError(f'unknown parameter {odd[0]!r}; known: {", ".join(DEFAULTS)}')
     p = DEFAULTS | p
-    nothing = p['backbone'].startswith('tiny') and p['method']=='contrastive'    # what is trained from nothing
-    if p['pretrained']=='auto': p['pretrained'] = 'none' if nothing else 'default'
+    ours = p['backbone'].startswith('tiny')
+    if p['method']=='auto': p['method'] = 'contrastive' if ours else 'lincir'
+    if p['pretrained']=='auto': p['pretrained'] = 'none' if ours and p['method']=='contrastive' else 'default'    # what is trained from nothing
     return {k: p[k] for k in [*COMMON, *find_method(p['method'], 'SETTINGS')]}
 
 # %% ../nbs/05_train.ipynb #d22ef7be

@@ -4,8 +4,9 @@ from pathlib import Path
 import pandas as pd, pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from cis_nb.core import store_root
-from cis_nb.mining.captions import (LONGEST, checked_captions, compare, errors, find_parser, keywords, load_parser, parse, parse_rates, parser_name, precision_recall, read_captions, read_relations,
+from cis_nb.mining.captions import (LONGEST, checked_captions, compare, errors, keywords, parse, parse_rates, precision_recall, read_captions, read_relations,
                                     read_shards, relation_shards, relations)
+from cis_nb.mining.parsers import find_parser, load_parser, parser_name
 from cis_nb.world.captions import CLOSE_PATTERNS, SCENE_PATTERNS, WorldPairs, caption
 
 data = Path(os.environ.get('CIS_DATA', '/nowhere'))

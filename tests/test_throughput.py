@@ -44,7 +44,8 @@ def test_a_large_backbone_learns_end_to_end_on_a_gpu():
 def test_without_data_captions_are_those_of_the_world(monkeypatch):
     import os
     from cis_nb.core import data_root
-    from cis_nb.mining.captions import find_parser, read_captions
+    from cis_nb.mining.captions import read_captions
+    from cis_nb.mining.parsers import find_parser
     from cis_nb.world.layouts import world_root
     monkeypatch.delenv('CIS_DATA', raising=False)
     both = dict(os=os, Path=Path, data_root=data_root, read_captions=read_captions, world_root=world_root, find_parser=find_parser, captions=40)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['golden_texts', 'BOS', 'EOS', 'PSEUDO', 'DTYPES', 'Sees', 'golden_images', 'finite', 'SeesTokens', 'image_attention',
-           'bpe', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder', 'backbone_record', 'weights_hash',
-           'load_backbone', 'golden_features', 'check_golden', 'save_backbone']
+           'tokenizer', 'bpe', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder', 'backbone_record',
+           'weights_hash', 'load_backbone', 'golden_features', 'check_golden', 'save_backbone']
 
 # %% ../../nbs/04a_models.backbone.ipynb #ce2bcd51
 import contextlib, hashlib, json
@@ -108,16 +108,16 @@ def image_attention(b, images,   # (B,3,H,W)
     q, k, _ = a.qkv(blocks[index].norm1(t)).unflatten(-1, (3, a.num_heads, -1)).permute(2, 0, 3, 1, 4)
     return (q*a.scale @ k.transpose(-2, -1)).softmax(-1).float()
 
-# %% ../../nbs/04a_models.backbone.ipynb #b53b4b31
+# %% ../../nbs/04a_models.backbone.ipynb #d980cbc6
 BOS, EOS, PSEUDO = 49406, 49407, 259   # begin and end of a text; a stand-alone `$`
 
 @lru_cache(maxsize=1)
-def _pieces(): return SimpleTokenizer()
+def tokenizer(): return SimpleTokenizer()
 
 @lru_cache(maxsize=1<<18)
 def bpe(text:str)->tuple:
     "Ids of a text, without the two that frame it."
-    return tuple(i for i in _pieces().encode(text) if i<BOS)
+    return tuple(i for i in tokenizer().encode(text) if i<BOS)
 
 # %% ../../nbs/04a_models.backbone.ipynb #e1a80122
 class Reads(SeesTokens):
@@ -173,12 +173,18 @@ class ReadsTexts(Reads):
         ids = self.tokenize(texts).to(self.device)
         return self._run(ids, self.model.token_embedding(ids)), torch.arange(ids.shape[1], device=self.device) <= ids.argmax(-1)[:, None]
 
-# %% ../../nbs/04a_models.backbone.ipynb #a171eddb
+# %% ../../nbs/04a_models.backbone.ipynb #8e7336fe
 class Backbone(ReadsTexts):
     "A CLIP dual encoder: pictures and words as vectors of one space."
     def __init__(self, model, name:str, source:str='', device='cpu'):
         super().__init__(model, device)
         self.name, self.source = name, source
+
+    def inject(self, ids, at, vectors, batch_size=256):   # ids (B,T), where a vector goes (B,T), vectors (B,W) -> (B,D)
+        def one(part, i):
+            x = torch.where(at[i, :part.shape[1], None], vectors[i, None], self.model.token_embedding(part))
+            return self._pool(part, self._run(part, x))
+        return finite(by_length(one, ids, batch_size), 'text') if len(ids) else torch.zeros(0, self.D, device=self.device)
 
     def encode_pseudo(self, prompts, vectors, every=True, batch_size=256):   # B prompts with `$` (or one for all), vectors (B,W) -> (B,D)
         prompts = [prompts]*len(vectors) if isinstance(prompts, str) else prompts
@@ -188,10 +194,7 @@ class Backbone(ReadsTexts):
         for i in (~at.any(1)).nonzero().flatten().tolist():
             raise ValueError(f'prompt {i} has no stand-alone `$` within {self.context} ids: {prompts[i][:80]!r}; write it with spaces around it')
         if not every: at &= at.cumsum(1)==1
-        def one(part, i):
-            x = torch.where(at[i, :part.shape[1], None], vectors[i, None], self.model.token_embedding(part))
-            return self._pool(part, self._run(part, x))
-        return finite(by_length(one, ids, batch_size), 'text') if len(ids) else torch.zeros(0, self.D, device=self.device)
+        return self.inject(ids, at, vectors, batch_size)
 
 # %% ../../nbs/04a_models.backbone.ipynb #872f85d6
 def no_placeholder(text:str)->str:

@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['HALVES', 'NEGATIVES', 'SETTINGS', 'RULE', 'branch', 'Combiner', 'query_to_target', 'Triplets', 'numbered', 'Pictures',
            'benchmark_squares', 'benchmark_pictures', 'photo_squares', 'photo_pictures', 'crops', 'stored_size', 'Seen',
-           'half', 'Tuned', 'CombinerBatches', 'CombinerLoss', 'combiner_method', 'places', 'curves', 'query_strip',
-           'CombinerTraining', 'save_combiner', 'read_combiner', 'trained_method', 'photo_root', 'cirr_root',
-           'triplet_folder', 'held_out', 'training_data', 'make_combiner', 'sources_combiner', 'Encoding',
-           'made_up_triplets', 'training_rates']
+           'half', 'Tuned', 'CombinerBatches', 'CombinerLoss', 'combiner_method', 'CombinerTraining', 'save_combiner',
+           'read_combiner', 'trained_method', 'photo_root', 'cirr_root', 'triplet_folder', 'held_out', 'training_data',
+           'make_combiner', 'sources_combiner', 'Encoding', 'made_up_triplets', 'training_rates']
 
-# %% ../../nbs/04c_models.combiner.ipynb #aff1ba1e
-import json, textwrap, time
+# %% ../../nbs/04c_models.combiner.ipynb #636789d2
+import json, time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 from ..benchmarks.cirr import load_cirr
-from ..benchmarks.protocol import Benchmark, Protocol, evaluate
+from ..benchmarks.protocol import Benchmark, Protocol
 from ..core import data_root, fingerprint, one_of, progress, stored
 from ..data import packed, square
 from .backbone import load_backbone, save_backbone
 from .baselines import Method
 from .contrastive import everyone, jiggle
 from .features import image_features, text_features
-from ..show import color, page, show_grid
+from .judged import Judged
 
 # %% ../../nbs/04c_models.combiner.ipynb #3bccd664
 def branch(inputs:int, hidden:int, outputs:int, dropout:float)->nn.Sequential:
@@ -193,7 +192,7 @@ class Tuned(nn.Module):
             if n and half(n) in self.halves and not rests: m.training = mode
         return self
 
-# %% ../../nbs/04c_models.combiner.ipynb #33a84e3b
+# %% ../../nbs/04c_models.combiner.ipynb #03bc1205
 NEGATIVES = dict(batch=(), references=('ref',), distractors=('far',), both=('ref','far'))
 
 class CombinerBatches:
@@ -206,9 +205,9 @@ class CombinerBatches:
         self.seen = Seen(pictures, backbone, 'image' in self.live)
         self.data = numbered(table, self.seen.index, 'far' in self.others)
         self.words = None if 'text' in self.live else text_features(backbone, self.data.texts)[self.data.texts]
-        self.benchmarks = {k: (b, self.seen if p is pictures else Seen(p, backbone, 'image' in self.live)) for k,(b,p) in benchmarks.items()}
+        self.benchmarks = {k: (b, (self.seen if p is pictures else Seen(p, backbone, 'image' in self.live)).encode) for k,(b,p) in benchmarks.items()}
         left_out = {'triplets without their images': self.data.missing, 'triplets whose distractor is their own picture': self.data.own}
-        self.metric, self.counts = f'{next(iter(benchmarks))} R@1', {k: n for k,n in left_out.items() if n}
+        self.counts = {k: n for k,n in left_out.items() if n}
 
     def prepare(self, ids, rng):
         rows, words, size = self.data.rows[ids], self.data.word[ids], self.backbone.image_size
@@ -231,7 +230,7 @@ class CombinerLoss(CombinerBatches):
 
     def after_step(self): pass
 
-# %% ../../nbs/04c_models.combiner.ipynb #98c19d7b
+# %% ../../nbs/04c_models.combiner.ipynb #d6b0c331
 def combiner_method(net:Combiner)->Method:
     "A Combiner as a way to embed queries."
     device = next(net.eval().parameters()).device
@@ -239,47 +238,10 @@ def combiner_method(net:Combiner)->Method:
     def fuse(ref, cond): return net(torch.as_tensor(ref).float().to(device), torch.as_tensor(cond).float().to(device)).cpu()
     return Method('combiner', fuse, 'Combiner')
 
-def places(b:Benchmark)->tuple:
-    "The ranks that a gallery is large enough for."
-    return tuple(k for k in (1, 5, 10) if k<len(b.shared_gallery))
-
-def curves(before:dict, after:dict):
-    "Recall at every k of each benchmark, before and after."
-    fig, axes = page(2.6, cols=max(2, len(after)))
-    for ax,name in zip(axes, after):
-        for when,found in (('before', before[name]), ('after', after[name])):
-            k = np.unique(np.geomspace(1, found.gallery_size.max(), 40).astype(int))
-            ax.plot(k, [100*(found['rank']<=n).mean() for n in k], label=when, color=color('grey' if when=='before' else 'combiner'))
-        ax.plot(k, 100*k/k.max(), ls=':', color=color('grey'), label='chance')
-        ax.set(title=f'{name}: {len(found):,} queries in {k.max():,}', xlabel='k', ylabel='R@k (%)', xscale='log', ylim=(-3,103), xlim=(1, k.max()))
-        ax.set_xticks(ticks := [n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if n<=k.max()], ticks, minor=False); ax.minorticks_off()
-    ax.legend(fontsize=8, loc='center left', bbox_to_anchor=(1,.5))
-    for rest in axes[len(after):]: rest.set_axis_off()
-    return fig
-
-# %% ../../nbs/04c_models.combiner.ipynb #80d8c870
-def query_strip(b:Benchmark, r)->dict:  # `r`: a line of per_query
-    "The reference of a query and its first five, as a strip."
-    targets = b.queries.targets[b.queries.query_id==r.query_id].iloc[0]
-    top, title = r.top[:5], textwrap.shorten(f'Right image on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …')
-    return dict(images=[b.load(i) for i in (r.reference, *top)], title=title, titles=['reference', *map(str, range(1, len(top)+1))],
-                outlines=['reference', *['target' if i in targets else None for i in top]])
-
-# %% ../../nbs/04c_models.combiner.ipynb #0d31c294
-class CombinerTraining(CombinerLoss):
+# %% ../../nbs/04c_models.combiner.ipynb #ab2d4fc3
+class CombinerTraining(CombinerLoss, Judged):
     "The objective of `method: combiner`."
-    panels = ('cirr', 'triplets')
-    def answers(self): return {k: evaluate(combiner_method(self.net), b, self.backbone, places(b), encode=s.encode) for k,(b,s) in self.benchmarks.items()}
-    def validate(self): return {f'{k} R@{r.k}': r.value for k,(_,rows) in self.answers().items() for r in rows.itertuples()}
-    def results(self, found, data, seed=0, **labels):
-        "Rows of the result table from `answers`, and their protocols."
-        return pd.concat([rows.assign(seed=seed, **labels) for _,rows in found.values()], ignore_index=True), [self.benchmarks[k][0].protocol for k in found]
-    def examples(self, n=100): return {k: per_query for k,(per_query,_) in self.answers().items()}
-    def overview(self, before, after): return curves(before, after)
-    def strips(self, after):
-        "Three queries: one of the best, one in the middle, one of the worst."
-        (b, _), found = next(iter(self.benchmarks.values())), next(iter(after.values())).sort_values('rank', kind='stable')
-        return show_grid([query_strip(b, found.iloc[i]) for i in (0, len(found)//2, -1)])
+    def method(self): return combiner_method(self.net)
     def save(self, folder): save_combiner(folder, self.net, self.backbone, self.tune, self.pretrained)
     def load(self, folder):
         self.net.load_state_dict(read_combiner(folder)[0].state_dict())
