@@ -109,19 +109,20 @@ def show_strip(images, titles=None, outlines=None, row_title='', height=1.1)->Pa
     "One strip: PIL `images`, a title above each, an outline (colour, mark or None) around each."
     return show_grid([dict(images=images, titles=titles, outlines=outlines, title=row_title)], height)
 
-# %% ../nbs/00c_show.ipynb #f3152beb
+# %% ../nbs/00c_show.ipynb #13bc69ce
 def forest(rows:list,             # (label, difference, low, high)
            xlabel='difference',
            title='', unit=''
           )->Page:
     "Differences with their intervals, one line each; hollow where the interval holds zero."
-    fig, ax = page(.75 + .32*len(rows))
+    labels = [textwrap.fill(r[0], 46) for r in rows]
+    fig, ax = page(.75 + .32*sum(.55+.45*(l.count('\n')+1) for l in labels))
     ax.axvline(0, color='#888888', lw=1)
     for y,(label, d, lo, hi) in enumerate(rows):
         c = color('blue') if lo>0 else color('red') if hi<0 else color('grey')
         ax.plot([lo, hi], [y, y], color=c, lw=2.2, solid_capstyle='butt')
         ax.plot(d, y, 'o', ms=7, mec=c, mew=1.8, mfc='white' if lo<=0<=hi else c)
         ax.text(1.01, y, f'{d:+.1f}{unit}  [{lo:+.1f}, {hi:+.1f}]'.replace('-', '−'), transform=ax.get_yaxis_transform(), va='center', fontsize=9)
-    ax.set_yticks(range(len(rows)), [r[0] for r in rows]); ax.set_ylim(len(rows)-.5, -.5)
+    ax.set_yticks(range(len(rows)), labels); ax.set_ylim(len(rows)-.5, -.5)
     ax.set_xlabel(xlabel); ax.set_title(title); ax.tick_params(axis='y', length=0); ax.grid(axis='x')
     return fig

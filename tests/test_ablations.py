@@ -3,7 +3,7 @@ import numpy as np, pandas as pd, pytest, torch
 from safetensors.torch import load_file
 import cis_nb.ablations as A
 from cis_nb.benchmarks.protocol import RESULT_COLUMNS
-from cis_nb.compare import compare, hits, task_mean
+from cis_nb.compare import compare, contrast, hits, task_mean
 from cis_nb.models.backbone import load_backbone, save_backbone
 from cis_nb.models.combiner import SETTINGS
 from cis_nb.train import settings
@@ -35,25 +35,27 @@ def ranks(seed, methods, n=60, seeds=(0,)):
 def test_a_slope_is_the_slope_of_the_least_squares_line(seed):
     x = dict(zip('uvwz', np.random.default_rng(seed).normal(size=4)))
     t = ranks(seed, x, seeds=(0, 1))
-    found = A.contrast(t, A.slope(x), seed=seed)
+    found = contrast(t, A.slope(x), seed=seed)
     line = np.polyfit(list(x.values()), [task_mean(hits(t)[m]) for m in x], 1)[0]
     assert found['diff']==pytest.approx(line) and found['low']<=found['diff']<=found['high']
     assert sum(A.slope(x).values())==pytest.approx(0)
 
 def test_two_methods_make_the_difference_that_the_book_knows():
     t = ranks(3, 'uv')
-    assert {k: A.contrast(t, dict(u=1, v=-1))[k] for k in ('diff','low','high','n')}==pytest.approx({k: compare(t, 'u', 'v')[k] for k in ('diff','low','high','n')})
+    assert {k: contrast(t, dict(u=1, v=-1))[k] for k in ('diff','low','high','n')}==pytest.approx({k: compare(t, 'u', 'v')[k] for k in ('diff','low','high','n')})
 
 def test_families_are_drawn_whole():
     t = ranks(4, 'uv', n=300).assign(reference='one')
-    assert A.contrast(t, dict(u=1, v=-1))['low']==A.contrast(t, dict(u=1, v=-1))['high']     # one reference says nothing about others
+    assert [contrast(t, dict(u=1, v=-1))[k] for k in ('low','high')]==[-100, 100]     # one reference says nothing about others
+    wide, narrow = (contrast(ranks(4, 'uv', n=300), dict(u=1, v=-1), families=f) for f in (True, False))
+    assert wide['diff']==narrow['diff'] and wide['low']!=narrow['low']
 
 def test_no_slope_without_a_distance():
     with pytest.raises(ValueError, match='stand at the same place'): A.slope(dict(u=2., v=2.))
 
 def test_methods_with_different_queries_are_refused():
     t = ranks(5, 'uv')
-    with pytest.raises(ValueError, match='same queries'): A.contrast(t.drop(0), dict(u=1, v=-1))
+    with pytest.raises(ValueError, match='same queries'): contrast(t.drop(0), dict(u=1, v=-1))
 
 def test_effects_are_result_rows(tiny):
     rows = A.effects(dict(slope=dict(diff=1., low=.5, high=2., n=9)), 'tiny', [])

@@ -190,7 +190,7 @@ class Benchmark:
     def __len__(self): return len(self.queries)
     def restrict(self, present)->'Benchmark': return _restrict(self, set(present))
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #f18ef0ed
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #87a114f5
 class NoQueries(ValueError):
     "Not one query of a benchmark has all of its images."
 
@@ -199,13 +199,15 @@ def _restrict(b:Benchmark, here:set)->Benchmark:
     missing = [i for i in b.images if i not in here]
     if not missing: return b
     q, own = b.queries, b.shared_gallery is None
-    need = [{*t, *(g if own else ()), *((r,) if isinstance(r, str) else ())} for t,g,r in zip(q.targets, q.gallery, q.reference)]
-    keep = np.array([n<=here for n in need], bool)
+    cut = {id(t): [i for i in t if i in here] for t in q.targets}                                  # queries may share a list
+    need = [{*(g if own else ()), *((r,) if isinstance(r, str) else ())} for g,r in zip(q.gallery, q.reference)]
+    keep = np.array([n<=here and bool(cut[id(t)]) for n,t in zip(need, q.targets)], bool)
     if not keep.any():
         raise NoQueries(f'{b.name}/{b.task}: {len(missing)} of {len(b.images)} images are missing (the first: {missing[0]!r}), and no query has all of its own')
-    out = f'{(~keep).sum()} of {len(q)} queries left out' if not keep.all() else ''
+    fewer = sum(len(cut[id(t)])<len(t) for t in q.targets[keep])
+    out = '; '.join(f'{k} of {len(q)} queries {what}' for k,what in (((~keep).sum(), 'left out'), (fewer, 'with fewer targets')) if k)
     protocol = replace(b.protocol, coverage=b.protocol.coverage*(1-len(missing)/len(b.images)), extra='; '.join(filter(None, [b.protocol.extra, out])))
-    return replace(b, queries=q[keep], protocol=protocol, images=[i for i in b.images if i in here],
+    return replace(b, queries=q[keep].assign(targets=[cut[id(t)] for t in q.targets[keep]]), protocol=protocol, images=[i for i in b.images if i in here],
                    shared_gallery=None if own else [i for i in b.shared_gallery if i in here])
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #a5789299

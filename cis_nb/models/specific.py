@@ -267,9 +267,9 @@ class OpenDetector(Detector):
         one = lambda p: self.model.class_predictor(self.model.image_embedder(p.to(self.model.device))[0].flatten(1, 2), self.vectors.expand(len(p), -1, -1))[0]
         return torch.cat([one(p).sigmoid().amax(1).float().cpu() for p in pixels.split(batch)])
 
-# %% ../../nbs/04ca_models.specific.ipynb #13e0141b
+# %% ../../nbs/04ca_models.specific.ipynb #6fd0539e
 class Annotations(Detector):
-    "Upper bound: the panoptic labels in place of a detector."
+    "The panoptic labels in place of a detector: an upper bound."
     def __init__(self, root, rules=Rules()):
         self.scenes = read_panoptic(root)
         self.there = (self.scenes.share>rules.share).astype(np.float32)
@@ -280,9 +280,9 @@ class Annotations(Detector):
         known = [i for i in ids if i in row]
         return SimpleNamespace(array=self.there[[row[i] for i in known]], index={i: k for k,i in enumerate(known)})
 
-# %% ../../nbs/04ca_models.specific.ipynb #322edafc
+# %% ../../nbs/04ca_models.specific.ipynb #74a9abbf
 class Labels:
-    "Upper bound: image features followed by the VAW labels of the instance."
+    "Image features followed by the VAW labels of the instance: a perfect classifier."
     def __init__(self, root, features=image_features):
         x, self.features = read_vaw(root), features
         self.types, self.objects = x.types, sorted(set(x.table.object_name))
@@ -320,7 +320,7 @@ def attribute_types(root)->dict: # type -> attributes
     types = read_json(need_file(Path(root)/'vaw/attribute_types.json', **VAW))
     return types | ({'opaqueness': types['opaqeness']} if 'opaqeness' in types else {})
 
-# %% ../../nbs/04ca_models.specific.ipynb #f92e1c7d
+# %% ../../nbs/04ca_models.specific.ipynb #0b346042
 def solutions(root, backbone, detector=None, # for the object tasks; windows of the backbone if not given
               tasks=TASKS, distance='cosine', types=None # a taxonomy of one's own: type -> attributes
              )->dict:                # task -> Solution
@@ -333,7 +333,7 @@ def solutions(root, backbone, detector=None, # for the object tasks; windows of 
 
 def upper_bounds(root, backbone, tasks=TASKS, features=image_features)->dict: # task -> Solution
     "The same, told by the annotations what they otherwise must see."
-    as_ = dict(name='specific_annotations', title='Specific solutions told the labels (upper bound)')
+    as_ = dict(name='specific_annotations', title='Specific solutions told the labels')
     labels = Labels(root, features) if any(t.endswith('attribute') for t in tasks) else None
     lists = Annotations(root) if any(t.endswith('object') for t in tasks) else None
     make = dict(focus_attribute=lambda: Solution(FocusAttribute(labels.types, look=labels.attribute, **as_), backbone, labels.encode),
