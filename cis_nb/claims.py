@@ -109,7 +109,7 @@ def mined_leads_on_cirr(run)->Outcome:
     found = [c for k in (1, 5, 10) for c in _against(run, 'combiner', GENERAL[:3], ['full'], f'R@{k}, ', k)]
     return Outcome('first half of the claim only: ' + effect(found), 'not reproduced' if all_hold(found)=='not reproduced' else 'cannot tell', found)
 
-# %% ../nbs/09_claims.ipynb #950ba3a7
+# %% ../nbs/09_claims.ipynb #78f377c4
 def solutions_win(run)->Outcome:
     "G07: the solution made for a task beats the general method on most tasks."
     found = [c for t in TASKS for c in _against(run, 'specific', ['combiner'], [t], f'{SHORT[t]}, ')]
@@ -124,6 +124,7 @@ def spread(run, method='combiner', limit=.5)->Outcome:
     if not len(t) or min(map(len, over.values()))<3: raise ValueError('fewer than three seeds or three draws')
     ends = {w: v.std()*np.sqrt((len(v)-1)/np.percentile(np.random.default_rng(0).chisquare(len(v)-1, 100_000), [97.5, 2.5])) for w,v in over.items()}
     words = [f'{len(v)} {w}s: standard deviation {v.std():.2f} [{ends[w][0]:.2f}, {ends[w][1]:.2f}] points' for w,v in over.items()]
+    words.append(f'limit of this book: {limit} points')
     return Outcome('; '.join(words), 'reproduced' if max(e[1] for e in ends.values())<limit else 'not reproduced' if max(e[0] for e in ends.values())>limit else 'cannot tell')
 
 # %% ../nbs/09_claims.ipynb #4be74b72

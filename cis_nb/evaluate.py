@@ -78,16 +78,20 @@ def summary(per_query, backbone:str, seed=0)->pd.DataFrame:
     rows = [r if g.task.nunique()==per_query.task.nunique() else r[r.task!='mean'] for g,r in rows]
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=RESULT_COLUMNS)
 
-# %% ../nbs/06_evaluate.ipynb #48089844
+# %% ../nbs/06_evaluate.ipynb #3f94b695
 def load_tasks(root, tasks=TASKS, n=500, draws=1, rules=Rules(), crop_mode='official', seed=0)->tuple: # {(draw, task): Benchmark}, {task: why not}
     "The tasks below `root`, and why some are not there."
     found, missing = {}, {}
+    if not Path(root).is_dir(): raise FileNotFoundError(f'{root}: there is no such folder; it should hold genecis/ with the released templates and their images, or coco/, vaw/ and vg/ to build templates from')
     released = any((Path(root)/'genecis').glob('*.json*'))
     if unknown := set(tasks)-set(TASKS): raise ValueError(f'unknown task {unknown.pop()!r}; the tasks are {", ".join(TASKS)}')
     for draw in range(1 if released else draws):
         folder = root if released else build_genecis(root, n, rules, seed=seed+10*draw, tasks=tuple(tasks))
         for task in tasks:
-            try: found[draw, task] = load_genecis(root, task, folder, crop_mode)
+            try:
+                b = load_genecis(root, task, folder, crop_mode)
+                if len(b): found[draw, task] = b
+                else: missing[task] = f'no template could be built with {rules}; images with fewer categories or attributes in common may need smaller numbers'
             except (FileNotFoundError, NoQueries) as e: missing[task] = str(e)
     return found, missing
 

@@ -75,14 +75,15 @@ def concreteness(source='auto')->dict:
     folder = stored('ratings', Path(source).stem, {}, build, [fingerprint(ratings), version('inflect')], ['cis_nb.mining.triplets'])
     return dict(pd.read_parquet(folder/'ratings.parquet').itertuples(index=False, name=None))
 
-# %% ../../nbs/03b_mining.triplets.ipynb #f5c9e869
+# %% ../../nbs/03b_mining.triplets.ipynb #afe9a555
 LOOKUPS, FILTERS = ('exact', 'words'), ('six', 'four', 'relation', 'none')
 
 def look_up(heads, ratings:dict, lookup:str='exact')->np.ndarray: # (H,) float64
     "The rating of each head, -1 for a word that nobody rated."
     one_of('lookup', lookup, LOOKUPS)
     if lookup=='exact': return np.array([ratings.get(h, -1.) for h in heads], float)
-    return np.array([np.mean([ratings.get(w, -1.) for w in h.lower().split()] or [-1.]) for h in heads], float)
+    words = lambda h: np.mean([ratings.get(w, -1.) for w in h.split()] or [-1.])
+    return np.array([ratings.get(h.lower(), words(h.lower())) for h in heads], float)
 
 # %% ../../nbs/03b_mining.triplets.ipynb #f02b1d1b
 def scores(filter:str, subject, object, reference, target, distractor)->np.ndarray:

@@ -30,13 +30,14 @@ def curves(before:dict, after:dict):
     for rest in axes[len(after):]: rest.set_axis_off()
     return fig
 
-# %% ../../nbs/04ba_models.judged.ipynb #80d8c870
+# %% ../../nbs/04ba_models.judged.ipynb #13c218c8
 def query_strip(b:Benchmark, r)->dict:  # `r`: a line of per_query
-    "The reference of a query and its first five, as a strip."
+    "The reference of a query, its first five, and a right image if none of them is, as a strip."
     targets = b.queries.targets[b.queries.query_id==r.query_id].iloc[0]
-    top, title = r.top[:5], textwrap.shorten(f'Right image on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …')
-    return dict(images=[b.load(i) for i in (r.reference, *top)], title=title, titles=['reference', *map(str, range(1, len(top)+1))],
-                outlines=['reference', *['target' if i in targets else None for i in top]])
+    top, title = list(r.top[:5]), textwrap.shorten(f'Right image on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …')
+    shown = top if set(top) & set(targets) else [*top, targets[0]]
+    return dict(images=[b.load(i) for i in (r.reference, *shown)], title=title, titles=['reference', *map(str, range(1, len(top)+1)), *['right']*(len(shown)-len(top))],
+                outlines=['reference', *['target' if i in targets else None for i in shown]])
 
 # %% ../../nbs/04ba_models.judged.ipynb #9095e04e
 class Judged:
