@@ -14,7 +14,7 @@ import pandas as pd
 from .benchmarks.protocol import bootstrap_ci, families_of
 from .show import color, page
 
-# %% ../nbs/05b_compare.ipynb #2fb5161b
+# %% ../nbs/05b_compare.ipynb #8161f37f
 UNTRAINED = -1   # in the column `seed`
 
 def with_seed(per_query): return per_query if 'seed' in per_query else per_query.assign(seed=UNTRAINED)
@@ -29,13 +29,14 @@ def of_seed(per_query, seed:int)->pd.DataFrame:
     return per_query[with_seed(per_query).seed.isin([seed, UNTRAINED])]
 
 def hits(per_query,   # one line per method, seed and query: method, seed, draw, task, query_id, rank
-         k:int=1
+         k:int=1,
+         of:str=''    # a column of percents that is looked at instead, e.g. an average precision
         )->pd.DataFrame: # one line per query, one column per method: percent of its seeds, 0 or 100 if it has one
     "Which queries each method answers within the first `k`."
     t, query = with_seed(per_query), ['draw', 'task', 'query_id']
     if t.duplicated(['method', 'seed', *query]).any(): raise ValueError('a method has answered a query twice')
     asked = t.groupby('method').seed.nunique()
-    wide = t.assign(hit=(t['rank']<=k)*100.).groupby([*query, 'method']).hit.agg(['mean', 'size']).unstack()
+    wide = t.assign(hit=t[of] if of else (t['rank']<=k)*100.).groupby([*query, 'method']).hit.agg(['mean', 'size']).unstack()
     if (wide['size']!=asked).any(axis=None): raise ValueError('the methods have not answered the same queries')
     return wide['mean']
 
@@ -43,14 +44,15 @@ def task_mean(values)->float: # a column of `hits`
     "Mean over tasks of the mean over queries."
     return float(values.groupby('task').mean().mean())
 
-# %% ../nbs/05b_compare.ipynb #0dc00d0f
+# %% ../nbs/05b_compare.ipynb #78a0ce99
 def contrast(per_query, weights:dict, # method -> weight
              k:int=1, tasks=None,     # all tasks if None
              families:bool=True,      # draw references anew; else single queries
-             n:int=1000, seed:int=0)->dict:
+             n:int=1000, seed:int=0,
+             of:str='')->dict:        # as for `hits`
     "A weighted sum of methods' task means of R@`k`, and its 95 % interval. Seeds are averaged query by query."
     mine = per_query[per_query.method.isin(weights) & per_query.task.isin(tasks or set(per_query.task))]
-    h = hits(mine, k).reset_index().merge(mine[['draw', 'task', 'query_id', 'reference']].drop_duplicates())
+    h = hits(mine, k, of).reset_index().merge(mine[['draw', 'task', 'query_id', 'reference']].drop_duplicates())
     family = families_of(h) if families else np.arange(len(h))
     diff, low, high = bootstrap_ci(sum(w*h[m] for m,w in weights.items()), n, seed, groups=h.task, families=family)
     if pd.Series(family).groupby(h.task).nunique().min()<2: low, high = -100., 100.          # one family says nothing about others
@@ -102,10 +104,11 @@ def doubt(r  # a row of `over_seeds`
     "A value with its interval, or with its standard deviation over seeds."
     return f'{r.value:.1f} ± {r.std:.1f}' if r.seeds>1 else f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]'
 
-# %% ../nbs/05b_compare.ipynb #c1b3bc2b
+# %% ../nbs/05b_compare.ipynb #62383781
 SHORT = dict(focus_attribute='Focus Attribute', change_attribute='Change Attribute', focus_object='Focus Object', change_object='Change Object', mean='Mean', states='MIT-States', full='CIRR')
 PAPER_ROWS = dict(image_only='Image only', text_only='Text only', image_text='Image + Text', specific='Specific solutions',
-                  combiner_original='Combiner (CIRR), as first published', combiner_cirr='Combiner (CIRR)', combiner='Combiner (mined)')
+                  combiner_original='Combiner (CIRR), as first published', combiner_cirr='Combiner (CIRR)', combiner='Combiner (mined)',
+                  pic2word='Pic2Word', searle='SEARLE', lincir='LinCIR')
 
 def paper_numbers(table:str)->pd.DataFrame: # method, task, k, value, backbone
     "One of the tables of the GeneCIS paper, e.g. `genecis_table2`, in this book's names."

@@ -316,11 +316,11 @@ def finished(objective, folder:Path, state:dict, acc)->pd.DataFrame:
     acc.wait_for_everyone()
     return pd.DataFrame(state['rows'])
 
-# %% ../nbs/05_train.ipynb #6dd5f564
-METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME` and `SETTINGS`
+# %% ../nbs/05_train.ipynb #4cbe635f
+METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME`, `method_NAME` and `SETTINGS`
 
 def find_method(name:str, what:str='make'):
-    "What the module of a method has: `make` an objective, the `sources` of a run, its own `SETTINGS`."
+    "What the module of a method has: `make` an objective, the `sources` of a run, the `method` that a run has learned, its own `SETTINGS`."
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 

@@ -24,7 +24,7 @@ def clean(text)->str:
     text = tokenizer().clean_fn((text or '').replace('<PERSON>', 'person').replace('$', ' '))
     return ' '.join(text.split())
 
-# %% ../../nbs/03d_mining.corpus.ipynb #3008c331
+# %% ../../nbs/03d_mining.corpus.ipynb #a38a344e
 MARK = np.dtype([('id', '<u2'), ('run', 'u1'), ('noun', 'u1'), ('word', 'u1')])
 LONGEST = 75                                   # ids of a caption that are kept: the context of CLIP without the two ends
 KEYS = dict(published=KEYWORD_KINDS, paper=('NOUN', 'PROPN', 'ADJ'))
@@ -37,9 +37,8 @@ def _number(spans, start:int, end:int)->int:
 def marks(doc, kinds=KEYWORD_KINDS)->np.ndarray: # (n,) MARK
     "The tokens of a parsed caption and what they belong to."
     runs, nouns, found = keywords(doc, kinds), keywords(doc, NOUNS), []
-    for w,m in enumerate(tokenizer().pat.finditer(doc.text), 1):
-        of = min(_number(runs, *m.span()), 255), min(_number(nouns, *m.span()), 255), min(w, 255)
-        found += [(i, *of) for i in bpe(m[0])]
+    words = [(m.span(), ids) for m in tokenizer().pat.finditer(doc.text) if (ids := bpe(m[0]))]      # CLIP's own two frames have none
+    for w,(span, ids) in enumerate(words, 1): found += [(i, min(_number(runs, *span), 255), min(_number(nouns, *span), 255), min(w, 255)) for i in ids]
     return np.array(found[:LONGEST], MARK)
 
 # %% ../../nbs/03d_mining.corpus.ipynb #a3a08efa

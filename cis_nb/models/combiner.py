@@ -6,8 +6,9 @@
 __all__ = ['HALVES', 'NEGATIVES', 'SETTINGS', 'RULE', 'branch', 'Combiner', 'query_to_target', 'Triplets', 'numbered', 'Pictures',
            'benchmark_squares', 'benchmark_pictures', 'photo_squares', 'photo_pictures', 'crops', 'stored_size', 'Seen',
            'half', 'Tuned', 'CombinerBatches', 'CombinerLoss', 'combiner_method', 'CombinerTraining', 'save_combiner',
-           'read_combiner', 'trained_method', 'photo_root', 'cirr_root', 'triplet_folder', 'held_out', 'training_data',
-           'make_combiner', 'sources_combiner', 'Encoding', 'made_up_triplets', 'training_rates']
+           'read_combiner', 'trained_method', 'method_combiner', 'photo_root', 'cirr_root', 'triplet_folder',
+           'held_out', 'training_data', 'make_combiner', 'sources_combiner', 'Encoding', 'made_up_triplets',
+           'training_rates']
 
 # %% ../../nbs/04c_models.combiner.ipynb #636789d2
 import json, time
@@ -267,7 +268,7 @@ def read_combiner(folder)->tuple: # Combiner, what is known about it
     except Exception as e: raise ValueError(f'{file} or its .json is damaged ({str(e)[:200]}): delete the folder and train again') from e
     return net.eval(), about
 
-# %% ../../nbs/04c_models.combiner.ipynb #eef23f3e
+# %% ../../nbs/04c_models.combiner.ipynb #8172a96e
 def trained_method(run,            # the folder of a run
                    device:str='auto',
                    backbone=None   # if it is loaded already
@@ -279,6 +280,10 @@ def trained_method(run,            # the folder of a run
         raise ValueError(f"{run}: this Combiner was trained on {about['backbone']} with the weights {about['fingerprint']}, and here is {backbone.name} with the weights {now}; "
                          'use the backbone of the run, or train the Combiner on this one')
     return combiner_method(net.to(backbone.device)), backbone
+
+def method_combiner(run, device:str='auto', backbone=None)->tuple: # Method, backbone
+    "As the loop's registry asks for it: a tuned backbone comes from the run, else `backbone` serves."
+    return trained_method(run, device, backbone if read_combiner(run)[1]['tune']=='none' else None)
 
 # %% ../../nbs/04c_models.combiner.ipynb #ad86d35b
 SETTINGS = dict(triplets='mined', photos=300, captions='first', parser='auto', attributes=False, filter='six', threshold=4.8, lookup='exact', modifiers=False, literal=False, partner='random', cirr=200, validation='cirr', tune='none', bn_mode='eval',
