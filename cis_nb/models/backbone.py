@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['golden_texts', 'BOS', 'EOS', 'PSEUDO', 'DTYPES', 'Sees', 'golden_images', 'finite', 'SeesTokens', 'image_attention',
            'tokenizer', 'bpe', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder', 'backbone_record',
-           'weights_hash', 'load_backbone', 'golden_features', 'check_golden', 'save_backbone']
+           'weights_hash', 'load_backbone', 'text_backbone', 'golden_features', 'check_golden', 'save_backbone']
 
-# %% ../../nbs/04a_models.backbone.ipynb #ce2bcd51
+# %% ../../nbs/04a_models.backbone.ipynb #f1b2d806
 import contextlib, hashlib, json
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..core import fingerprint, pick_device
-from .weights import OWN_FILE, activation, build, check_activation, known, register_tiny, tiny_folder, weights_file
+from .weights import OWN_FILE, activation, build, build_text, check_activation, known, register_tiny, tiny_folder, weights_file
 
 # %% ../../nbs/04a_models.backbone.ipynb #d75f26ec
 class Sees(nn.Module):
@@ -239,6 +239,14 @@ def load_backbone(name:str='tiny',            # one of BACKBONES
     b = Backbone(model.to(DTYPES[dtype]), name, source, pick_device(device))
     if golden: check_golden(b, path.parent if path else tiny_folder())
     return b
+
+# %% ../../nbs/04a_models.backbone.ipynb #a75dc407
+def text_backbone(name:str, device:str='auto', dtype:str='float32', seed:int=0)->Backbone:
+    "The reading half of a backbone at random weights, to be measured; what it sees means nothing."
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_text(known(name).config).eval()
+    return Backbone(model.to(DTYPES[dtype]), name, f'random text tower, seed {seed}', pick_device(device))
 
 # %% ../../nbs/04a_models.backbone.ipynb #8f6b9068
 def golden_features(b)->dict: # image (3,D), text (3,D)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BACKBONES', 'HUB_FILE', 'OWN_FILE', 'ConvStem', 'cis_tiny', 'cis_tiny_s', 'cis_tiny_xs', 'tiny_folder',
-           'register_tiny', 'build', 'Weights', 'known', 'activation', 'check_activation', 'local_weights',
-           'hub_weights', 'file_shapes', 'model_shapes', 'check_file', 'weights_file']
+           'register_tiny', 'build', 'build_text', 'Weights', 'known', 'activation', 'check_activation',
+           'local_weights', 'hub_weights', 'file_shapes', 'model_shapes', 'check_file', 'weights_file']
 
 # %% ../../nbs/04_models.weights.ipynb #a562b189
 import contextlib, json, logging
@@ -58,7 +58,7 @@ def register_tiny():
         config = tower.__name__.replace('_', '-')
         if config not in open_clip.list_models(): open_clip.add_model_config(tiny_folder(tower.__name__.removeprefix('cis_'))/f'{config}.json')
 
-# %% ../../nbs/04_models.weights.ipynb #ce9e6ca1
+# %% ../../nbs/04_models.weights.ipynb #73a40962
 @contextlib.contextmanager
 def _quiet():
     "No log messages below errors."
@@ -74,6 +74,14 @@ def build(config:str,         # open_clip's name of the architecture
     "An open_clip model."
     register_tiny()
     with _quiet(), torch.device(device): return open_clip.create_model(config, pretrained=weights, device=device)
+
+def build_text(config:str, device='cpu'):
+    "The text tower of an architecture with random weights, beside the smallest vision tower there can be: to measure what only reads."
+    register_tiny()
+    cfg = {k: v for k,v in open_clip.get_model_config(config).items() if k in ('embed_dim', 'text_cfg', 'quick_gelu')}
+    with _quiet(), torch.device(device): model = open_clip.CLIP(**cfg, vision_cfg=dict(image_size=32, patch_size=32, width=64, head_width=64, layers=1))
+    model.visual.preprocess_cfg = dict(size=(32, 32), mode='RGB', mean=(.5, .5, .5), std=(.5, .5, .5), interpolation='bicubic', resize_mode='shortest', fill_color=0)
+    return model
 
 # %% ../../nbs/04_models.weights.ipynb #f6e3686f
 @dataclass(frozen=True)
