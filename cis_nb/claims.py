@@ -6,20 +6,21 @@
 __all__ = ['PAPERS', 'WAITS', 'TESTED', 'GENERAL', 'claims', 'waits_for', 'Outcome', 'all_hold', 'effect', 'sum_beats_parts',
            'sum_beats_parts_on_three', 'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere',
            'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'spread', 'sizes', 'overlap_ranks', 'closest',
-           'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric', 'tests', 'judged', 'judge',
-           'sibling_receipt']
+           'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths',
+           'bootstrap_spread', 'tests', 'judged', 'judge', 'sibling_receipt']
 
-# %% ../nbs/09_claims.ipynb #5ac7b7e8
+# %% ../nbs/09_claims.ipynb #dc7b7915
 import json, os
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
-import pandas as pd
+import pandas as pd, torch
 from .benchmarks.genecis import read_built, read_panoptic, read_vaw, violations
 from .benchmarks.protocol import bootstrap_ci, families_of, ranks
 from .benchmarks.templates import TASKS
 from .compare import PAPER_ROWS, SHORT, compare, hits, of_seed, seeds, verdict, widest
+from .models.lincir import LAWS, noise
 
 # %% ../nbs/09_claims.ipynb #cebbe73a
 PAPERS = dict(genecis='GeneCIS', compodiff='CompoDiff', lrvsf='LRVS-F', lincir='LinCIR')
@@ -29,13 +30,13 @@ def claims()->pd.DataFrame: # id, paper, where, claim, comparison, printed, ...
     read = lambda name: pd.read_csv(files('cis_nb')/'paper'/name, keep_default_na=False)
     return read('claims.csv').merge(read('claims_check.csv').rename(columns=dict(holds_in_printed_numbers='printed')), on='id', how='left').set_index('id', drop=False)
 
-# %% ../nbs/09_claims.ipynb #79a29c6b
+# %% ../nbs/09_claims.ipynb #224bd2fa
 WAITS = {
  'C01 C02 C03 C04 C05 C16': 'CompoDiff (chapter 04f) on FashionIQ and CIRR (02c)', 'C06': 'CompoDiff (chapter 04f) and domain conversion (02c)',
  'C07 C08': 'object composition (chapter 02c)', 'C09 C12': 'the CompoDiff denoiser (chapter 04f), timed in chapter 08', 'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (chapter 04f)',
  'C15': 'synthetic triplets (chapter 03c) in several sizes and CompoDiff (04f)',
  'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights', 'L02 L13 L14': 'the LRVS-F benchmark (chapter 02d)', 'L04 L05 L07 L09 L10 L11 L12 L15': 'CondViT (chapter 04e) on LRVS-F (02d)',
- 'N01 N02 N03 N04 N05 N06': 'LinCIR (chapter 04d) with published backbones on the real benchmarks', 'N07 N08': 'LinCIR (chapter 04d), timed in chapter 08', 'N09': 'the noises of LinCIR (chapter 04d)',
+ 'N01 N02 N03 N04 N05 N06': 'LinCIR (chapter 04d) with published backbones on the real benchmarks', 'N07 N08': 'LinCIR (chapter 04d), timed in chapter 08',
  'N10 N11 N12 N13 N14 N15 N16 N17 N18 N19': 'LinCIR (chapter 04d) and its ablations (07)', 'N20': 'composed retrieval with several targets (chapter 02c)'}
 
 def waits_for()->dict: # claim -> what
@@ -43,7 +44,7 @@ def waits_for()->dict: # claim -> what
     return {i:what for ids,what in WAITS.items() for i in ids.split()}
 
 #| export
-TESTED = [f'G{i:02d}' for i in range(1, 17)]   # the others wait
+TESTED = [f'G{i:02d}' for i in range(1, 17)] + ['N09']   # the others wait
 
 # %% ../nbs/09_claims.ipynb #143ad79a
 class Outcome(NamedTuple):
@@ -184,12 +185,29 @@ def focus_is_symmetric(run, folder)->Outcome:
     right = all((v==100) if t.startswith('focus') else (v==0) for t,v in share.items())
     return Outcome('still valid: ' + '; '.join(f'{SHORT[t]} {v:.0f} %' for t,v in share.items()), 'reproduced' if right else 'not reproduced')
 
-# %% ../nbs/09_claims.ipynb #f2d36e02
+# %% ../nbs/09_claims.ipynb #69c19d56
+def noise_lengths(n=4000, D=768, times=3, seed=0)->Outcome:
+    "N09: spread of the length of noise, as a share of its mean, for the product and the widest of the others."
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        length = {law: noise(law, (n, D)).norm(dim=-1).numpy() for law in LAWS if law!='none'}
+    spread = {law: bootstrap_spread(v, seed) for law,v in length.items()}
+    product, widest = spread.pop('product'), max(spread.values())
+    words = f'product {100*product[0]:.0f} % [{100*product[1]:.0f}, {100*product[2]:.0f}]; the widest of the others {100*widest[0]:.1f} % [{100*widest[1]:.1f}, {100*widest[2]:.1f}]'
+    return Outcome(words, 'reproduced' if product[1]>times*widest[2] else 'not reproduced' if product[2]<times*widest[1] else 'cannot tell')
+
+def bootstrap_spread(v, seed=0, n=300)->tuple: # value, low, high
+    "Standard deviation over mean, with its interval."
+    rows = v[np.random.default_rng(seed).integers(len(v), size=(n, len(v)))]
+    return float(v.std()/v.mean()), *(float(x) for x in np.percentile(rows.std(1)/rows.mean(1), [2.5, 97.5]))
+
+# %% ../nbs/09_claims.ipynb #e95e1e00
 def tests(run, folder, composed=None)->dict: # claim -> test, tasks that it needs
     "What can be tested on one evaluation of GeneCIS, the folder of its templates, and one of the composed sets."
     found = dict(G01=(lambda: sum_beats_parts(run), TASKS), G02=(lambda: sum_beats_parts_on_three(run), TASKS[1:]), G03=(lambda: type_hurts(run), TASKS[:1]),
                  G04=(lambda: mined_is_best(run), TASKS), G05=(lambda: mined_leads_everywhere(run), TASKS), G06=(lambda: image_catches_up(run), TASKS[:1]), G07=(lambda: solutions_win(run), TASKS),
-                 G08=(lambda: sizes(run), TASKS), G09=(lambda: sets_do_not_solve(run), TASKS[2:3]), G10=(lambda: focus_is_symmetric(run, folder), TASKS), G11=(lambda: spread(run), TASKS))
+                 G08=(lambda: sizes(run), TASKS), G09=(lambda: sets_do_not_solve(run), TASKS[2:3]), G10=(lambda: focus_is_symmetric(run, folder), TASKS), G11=(lambda: spread(run), TASKS),
+                 N09=(noise_lengths, ()))
     return found if composed is None else found | dict(G12=(lambda: mined_leads_on_cirr(composed), ()))
 
 def judged(test, there:set, needs=())->Outcome:

@@ -26,7 +26,7 @@ from .models.backbone import load_backbone
 from .world.circo import circo_root
 from .world.composed import composed_root
 
-# %% ../nbs/06c_composed.ipynb #f04dbc47
+# %% ../nbs/06c_composed.ipynb #0f5733b9
 def home(p:dict, name:str)->Path:
     "Where one of the sets is: `cirr`, `mit-states` or `circo`."
     if p['data']!='world': return data_root(name if p['data']=='published' else p['data'])
@@ -38,7 +38,7 @@ SETS = ('full', 'subset', 'states')   # CIRR's two tasks and MIT-States; the cha
 def load_sets(p:dict)->tuple: # {task: Benchmark}, {task: why not}
     "The sets that `sets` names: CIRR (full, subset), MIT-States (states), CIRCO (circo)."
     make = dict(full=lambda: load_cirr(home(p, 'cirr'), p['split']), subset=lambda: load_cirr(home(p, 'cirr'), p['split'], 'subset'),
-                states=lambda: load_mitstates(home(p, 'mit-states'), p['text'], limit=p['state_queries'], seed=p['seed']), circo=lambda: load_circo(home(p, 'circo'), 'val'))
+                states=lambda: load_mitstates(home(p, 'mit-states'), p['text'], limit=p['state_queries'], seed=p['seed']), circo=lambda: load_circo(home(p, 'circo'), p['circo_split']))
     found, missing = {}, {}
     for task in p.get('sets', SETS):
         try: found[task] = make[task]()

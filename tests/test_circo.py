@@ -3,7 +3,7 @@ import json, os
 from pathlib import Path
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
-from cis_nb.benchmarks.circo import SPLITS, audit_circo, by_aspect, check_submission, picture_names, read_circo, score_submission
+from cis_nb.benchmarks.circo import SPLITS, audit_circo, check_submission, picture_names, read_circo, score_submission
 from cis_nb.benchmarks.protocol import map_at_k
 
 data = Path(os.environ.get('CIS_DATA', '/nowhere'))

@@ -81,7 +81,8 @@ def test_a_stopped_corpus_goes_on(store, monkeypatch):
 
 def test_several_sources_follow_each_other(store):
     for name, text in (('one.txt', 'a cup\n'), ('two.txt', 'a hat\na tent')): (store/name).write_text(text)
-    c = Corpus(corpus_folder([store/'one.txt', store/'two.txt'], 'world'))
+    c = Corpus(corpus_folder(f"{store/'one.txt'} + {store/'two.txt'}", 'world'))
+    assert corpus_folder([store/'one.txt', store/'two.txt'], 'world')==c.folder
     assert [words(r) for r in c.whole(range(3))]==['a cup', 'a hat', 'a tent'] and c.about['sources']=='one.txt+two.txt'
 
 # ---- towers

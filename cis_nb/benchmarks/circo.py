@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'ASPECTS', 'LISTS', 'INFO', 'PICTURES', 'LENGTH', 'Circo', 'read_circo', 'audit_circo', 'picture_names',
-           'picture_paths', 'load_circo', 'by_aspect', 'average_precision', 'check_submission', 'write_submission',
-           'score_submission', 'ranked_lists']
+           'picture_paths', 'load_circo', 'aspects_of', 'by_aspect', 'average_precision', 'check_submission',
+           'write_submission', 'score_submission', 'ranked_lists']
 
 # %% ../../nbs/02cb_benchmarks.circo.ipynb #8ef8abf6
 import json
@@ -108,11 +108,17 @@ def load_circo(root, split:str='val', prompt:str='{condition}')->Benchmark:
                   list(names), list(names), _key(paths), ('map',))
     return b.restrict(paths)
 
-# %% ../../nbs/02cb_benchmarks.circo.ipynb #0cb0ba06
-def by_aspect(per_query, c:Circo, k:int=10, seed:int=0)->pd.DataFrame: # aspect, value, low, high, n
-    "mAP@k of the queries of each semantic aspect, in percent."
-    aspects, rows = {str(e['id']): e.get('semantic_aspects', ()) for e in c.entries}, []
-    for a in ASPECTS:
+# %% ../../nbs/02cb_benchmarks.circo.ipynb #96ef61a4
+def aspects_of(c:Circo)->dict: # query id -> aspects
+    "What the sentences ask for: the official aspects, or where a drawn world says it for its test, the kinds of its wishes."
+    apart = c.folder/f'annotations/kinds.{c.split}.json'
+    kinds = read_json(apart) if apart.exists() else {}
+    return {str(e['id']): e.get('semantic_aspects') or kinds.get(str(e['id']), '').split('+') for e in c.entries}
+
+def by_aspect(per_query, aspects:dict, k:int=10, seed:int=0)->pd.DataFrame: # aspect, value, low, high, n
+    "mAP@k of the queries of each aspect, in percent; a query counts in each of its aspects."
+    rows = []
+    for a in sorted({a for some in aspects.values() for a in some} - {''}):
         mine = per_query[[a in aspects[i] for i in per_query.query_id]]
         if len(mine): rows.append((a, *(100*v for v in bootstrap_ci(average_precision(mine, k), seed=seed, families=families_of(mine))), len(mine)))
     return pd.DataFrame(rows, columns=['aspect', 'value', 'low', 'high', 'n'])

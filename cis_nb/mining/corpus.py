@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MARK', 'LONGEST', 'KEYS', 'NOUNS', 'GAP', 'HOW_MANY', 'MASKINGS', 'clean', 'marks', 'literal', 'literal_ids',
-           'read_corpus', 'corpus_folder', 'some_of', 'hidden', 'framed', 'with_gaps', 'Corpus']
+           'sources_of', 'read_corpus', 'corpus_folder', 'some_of', 'hidden', 'framed', 'with_gaps', 'Corpus']
 
 # %% ../../nbs/03d_mining.corpus.ipynb #aea123c8
 import json, os, random, re
@@ -78,7 +78,7 @@ def _join(folder:Path, paths, name:str, sizes:str):
     for p in parts: part = p[name]; out[at:at+len(part)] = part; at += len(part)
     out.flush(); np.save(folder/f'{name}-starts.npy', starts)
 
-# %% ../../nbs/03d_mining.corpus.ipynb #1e2e9a0d
+# %% ../../nbs/03d_mining.corpus.ipynb #d66922e1
 def _build(folder:Path, texts, parser, kinds, seed, portion, processes, counts):
     "Make the portions that are not there yet, and join them."
     jobs = [(str(folder/f'part-{k//portion:05d}.npz'), texts[k:k+portion], k, parser, kinds, seed) for k in range(0, len(texts), portion)]
@@ -89,24 +89,28 @@ def _build(folder:Path, texts, parser, kinds, seed, portion, processes, counts):
     (folder/'corpus.json').write_text(json.dumps(counts))
     for j in jobs: Path(j[0]).unlink()
 
+def sources_of(sources)->list:
+    "One source or several: a list, or a text with ` + ` between them."
+    return sources.split(' + ') if isinstance(sources, str) else [sources] if isinstance(sources, Path) else list(sources)
+
 def read_corpus(sources, photos:int=300, split='train')->tuple: # captions, {why: how many were left out}
     "The clean captions of one source or several, in their order; of photographs only those of the split."
     texts, left = [], Counter()
-    for s in [sources] if isinstance(sources, (str, Path)) else sources:
+    for s in sources_of(sources):
         if s=='world': from cis_nb.world.layouts import world_root; s = world_root(coco=0, vaw=0, captions=photos)/'captions'
         rows, skipped = read_captions(s, 'all', split if data_root(s, files=True).is_dir() else None)
         found = [c for *_, t in rows if (c := clean(t))]
         texts += found; left.update({**skipped.counts(), 'nothing is left when cleaned': len(rows)-len(found)})
     return texts, {k: n for k,n in left.items() if n}
 
-# %% ../../nbs/03d_mining.corpus.ipynb #a9ed4daa
+# %% ../../nbs/03d_mining.corpus.ipynb #57956387
 def corpus_folder(sources='world', parser:str='auto', keys:str='published', photos:int=300, seed:int=0, portion:int=20_000, processes=None)->Path:
     "The folder of a corpus, made on first use and resumed after a kill."
     one_of('keys', keys, KEYS)
     texts, left = read_corpus(sources, photos)
     if not texts: raise ValueError(f'{sources}: there is no caption in it; left out: {left or "nothing"}')
     parser = ('world' if sources=='world' else find_parser()) if parser=='auto' else parser
-    name = 'world' if sources=='world' else '+'.join(Path(s).name for s in ([sources] if isinstance(sources, (str, Path)) else sources))
+    name = '+'.join(Path(s).name for s in sources_of(sources))
     record = dict(parser=parser_name(load_parser(parser)), keys=keys, portion=portion, seed=seed)
     counts = dict(sources=name, parser=record['parser'], keys=keys, captions=len(texts), left=left)
     return stored('corpus', f'{name}-{keys}', record, lambda folder: _build(folder, texts, parser, KEYS[keys], seed, portion, processes, counts),

@@ -55,7 +55,7 @@ def say(wish:Wish, r)->str:
                          instead=lambda: (f'has {a(new)} instead of the {old}',), without=lambda: (f'has no {old}', f'is without the {old}'),
                          **{'with': lambda: (f'is next to {a(new)}', f'is with {a(new)}', f'has {a(new)} beside it')})[wish.kind]())
 
-# %% ../../nbs/01f_world.circo.ipynb #e0ff523a
+# %% ../../nbs/01f_world.circo.ipynb #6ec2a215
 KINDS = ('place', 'place', 'color', 'with', 'with', 'without', 'instead', 'alone', 'domain')   # how often each is tried
 COMPANY = {'with', 'without', 'instead', 'alone'}                                              # at most one of them in a sentence, but for with and without
 
@@ -70,12 +70,12 @@ def a_wish(r, reference, concept:str, kind:str)->Wish:
 def wishes(r, reference, concept:str)->tuple:
     "One wish or two that can come true together."
     kinds = {r.choice(KINDS)}
-    while len(kinds)<2 and r.random()<.67:
+    while len(kinds)<2 and r.random()<.9:
         k = r.choice(KINDS)
         if len({k, *kinds} & COMPANY)<2 or {k, *kinds}=={'with', 'without'}: kinds.add(k)
     return tuple(a_wish(r, reference, concept, k) for k in sorted(kinds))
 
-# %% ../../nbs/01f_world.circo.ipynb #8f06a438
+# %% ../../nbs/01f_world.circo.ipynb #ae6564dd
 def fulfilled(r, reference, concept:str, granted, stay=.5)->Scene:
     "A scene with the concept in which `granted` wishes hold; other things of the reference stay with probability `stay`."
     w = {x.kind: x for x in granted}
@@ -93,16 +93,16 @@ def draw_query(r)->tuple: # reference, concept, wishes, scenes
     "A question, and pictures that answer it, or nearly."
     reference, concept = reference_scene(r)
     asked = wishes(r, reference, concept)
-    right = [fulfilled(r, reference, concept, asked) for _ in range(r.randrange(1, 6))]
-    nearly = [fulfilled(r, reference, concept, [x for x in asked if x is not missing]) for missing in asked for _ in range(2)]
+    right = [fulfilled(r, reference, concept, asked) for _ in range(r.randrange(1, 4))]
+    nearly = [fulfilled(r, reference, concept, [x for x in asked if x is not missing]) for missing in asked]
     other = r.choice([t for t in THINGS if t not in {concept, *(v for x in asked for v in (x.new, x.old))} and not of(reference, t)])
-    without = [with_things(s, [replace(t, category=other) if t.category==concept else t for t in s.things if t.category!=other]) for s in (fulfilled(r, reference, concept, asked) for _ in range(2))]
-    again = [fulfilled(r, reference, concept, (), stay=1.) for _ in range(2)]
+    without = [with_things(s, [replace(t, category=other) if t.category==concept else t for t in s.things if t.category!=other]) for s in (fulfilled(r, reference, concept, asked),)]
+    again = [fulfilled(r, reference, concept, (), stay=1.)]
     return reference, concept, asked, [*right, *nearly, *without, *again]
 
 def is_right(scene, concept:str, asked)->bool: return of(scene, concept) is not None and all(w.holds(scene, concept) for w in asked)
 
-# %% ../../nbs/01f_world.circo.ipynb #a0ab4ead
+# %% ../../nbs/01f_world.circo.ipynb #e0099f50
 MOST = 23   # right images of a query
 
 def draw_set(n:int, seed:int=0)->tuple: # queries (number of the reference, concept, wishes, sentence), scenes
@@ -115,7 +115,7 @@ def draw_set(n:int, seed:int=0)->tuple: # queries (number of the reference, conc
     return asked, scenes
 
 def write_circo(root:Path, n:int, seed:int=0):
-    "About `n` queries, half val and half test, and their gallery in CIRCO's layout below `root`."
+    "About `n` queries, a quarter val and the others test, and their gallery in CIRCO's layout below `root`."
     asked, scenes = draw_set(n, seed)
     shuffled = random.Random(seed).sample(range(1, len(scenes)+1), len(scenes))           # numbers that tell nothing
     entries = []
@@ -128,16 +128,17 @@ def write_circo(root:Path, n:int, seed:int=0):
     write_annotations(root/'circo/annotations', entries)
     write_gallery(root/'circo/COCO2017_unlabeled', scenes, shuffled, seed)
 
-# %% ../../nbs/01f_world.circo.ipynb #a7b52f15
+# %% ../../nbs/01f_world.circo.ipynb #0be2c74e
 PUBLIC = ('reference_img_id', 'relative_caption', 'shared_concept', 'id')   # what the test shows
 
 def write_annotations(folder:Path, entries:list):
     "val.json, test.json without its answers, and apart from them the answers and the kinds of wishes."
-    for split, some in dict(val=entries[::2], test=entries[1::2]).items():
+    splits = dict(val=entries[::4], test=[e for i,e in enumerate(entries) if i%4])
+    for split, some in splits.items():
         some = [dict({k: v for k,v in e.items() if k!='kinds'}, id=i) for i,e in enumerate(some)]
         write_json(folder/f'{split}.json', some if split=='val' else [{k: e[k] for k in PUBLIC} for e in some])
         if split=='test': write_json(folder/'answers.test.json', {str(e['id']): e['gt_img_ids'] for e in some})
-    for split, some in dict(val=entries[::2], test=entries[1::2]).items(): write_json(folder/f'kinds.{split}.json', {str(i): '+'.join(e['kinds']) for i,e in enumerate(some)})
+    for split, some in splits.items(): write_json(folder/f'kinds.{split}.json', {str(i): '+'.join(e['kinds']) for i,e in enumerate(some)})
 
 def write_gallery(folder:Path, scenes, numbers, seed:int):
     "The pictures, and the list of their names."
