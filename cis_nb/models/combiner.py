@@ -10,7 +10,7 @@ __all__ = ['HALVES', 'NEGATIVES', 'SETTINGS', 'RULE', 'branch', 'Combiner', 'que
            'held_out', 'training_data', 'make_combiner', 'sources_combiner', 'Encoding', 'made_up_triplets',
            'training_rates']
 
-# %% ../../nbs/04c_models.combiner.ipynb #636789d2
+# %% ../../nbs/04c_models.combiner.ipynb #ec59e4d4
 import json, time
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from torch import nn
 from ..benchmarks.cirr import load_cirr
 from ..benchmarks.protocol import Benchmark, Protocol
@@ -29,7 +28,7 @@ from .backbone import load_backbone, save_backbone
 from .baselines import Method
 from .contrastive import everyone, jiggle
 from .features import image_features, text_features
-from .judged import Judged
+from .judged import Judged, check_backbone, read_net, write_net
 
 # %% ../../nbs/04c_models.combiner.ipynb #3bccd664
 def branch(inputs:int, hidden:int, outputs:int, dropout:float)->nn.Sequential:
@@ -248,27 +247,17 @@ class CombinerTraining(CombinerLoss, Judged):
         self.net.load_state_dict(read_combiner(folder)[0].state_dict())
         if self.live: self.backbone.load_state_dict(load_backbone(self.backbone.name, str(folder), device='cpu').state_dict())
 
-# %% ../../nbs/04c_models.combiner.ipynb #f211d4d3
+# %% ../../nbs/04c_models.combiner.ipynb #599c5c4e
 def save_combiner(folder, net:Combiner, backbone, tune:str='none', pretrained:str='default')->Path:
     "Write a Combiner, what it was trained on, and the backbone if it was tuned."
-    folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
     if tune!='none': backbone = load_backbone(backbone.name, str(save_backbone(backbone, folder, weights=f'tuned with a Combiner ({tune}), from {backbone.source}')), device='cpu')
-    about = dict(combiner=net.settings, tune=tune, backbone=backbone.name, pretrained=pretrained, fingerprint=backbone.fingerprint)
-    save_file({k: v.detach().cpu().contiguous() for k,v in net.state_dict().items()}, folder/'combiner.safetensors')
-    (folder/'combiner.json').write_text(json.dumps(about, indent=1)+'\n', encoding='utf-8')
-    return folder
+    return write_net(folder, 'combiner', net, dict(combiner=net.settings, tune=tune, backbone=backbone.name, pretrained=pretrained, fingerprint=backbone.fingerprint))
 
 def read_combiner(folder)->tuple: # Combiner, what is known about it
     "A saved Combiner."
-    file = Path(folder)/'combiner.safetensors'
-    if not file.is_file(): raise FileNotFoundError(f'{file} is missing: {folder} is not a run of `method: combiner`')
-    try:
-        about = json.loads(file.with_suffix('.json').read_text(encoding='utf-8'))
-        net = Combiner(**about['combiner']); net.load_state_dict(load_file(file))
-    except Exception as e: raise ValueError(f'{file} or its .json is damaged ({str(e)[:200]}): delete the folder and train again') from e
-    return net.eval(), about
+    return read_net(folder, 'combiner', lambda about: Combiner(**about['combiner']), 'not a run of `method: combiner`')
 
-# %% ../../nbs/04c_models.combiner.ipynb #8172a96e
+# %% ../../nbs/04c_models.combiner.ipynb #a9596014
 def trained_method(run,            # the folder of a run
                    device:str='auto',
                    backbone=None   # if it is loaded already
@@ -276,9 +265,7 @@ def trained_method(run,            # the folder of a run
     "What a run has learned, and the backbone that belongs to it."
     net, about = read_combiner(run)
     if backbone is None: backbone = load_backbone(about['backbone'], str(run) if about['tune']!='none' else about['pretrained'], device)
-    if (now := backbone.fingerprint)!=about['fingerprint']:
-        raise ValueError(f"{run}: this Combiner was trained on {about['backbone']} with the weights {about['fingerprint']}, and here is {backbone.name} with the weights {now}; "
-                         'use the backbone of the run, or train the Combiner on this one')
+    check_backbone(backbone, about, run, 'this Combiner')
     return combiner_method(net.to(backbone.device)), backbone
 
 def method_combiner(run, device:str='auto', backbone=None)->tuple: # Method, backbone

@@ -5,16 +5,15 @@
 # %% auto #0
 __all__ = ['NETS', 'PROMPT', 'Phi', 'Mapper', 'make_net', 'PseudoWord', 'save_phi', 'read_phi', 'pseudo_method']
 
-# %% ../../nbs/04d_models.pseudo.ipynb #9faec7bb
-import json
+# %% ../../nbs/04d_models.pseudo.ipynb #ae1a9b63
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from ..core import one_of
 from .backbone import load_backbone, no_placeholder
 from .baselines import Method, unit
+from .judged import check_backbone, read_net, write_net
 
 # %% ../../nbs/04d_models.pseudo.ipynb #ef3c1f21
 class Phi(nn.Sequential):
@@ -60,26 +59,17 @@ class PseudoWord(Method):
         prompts = [self.prompt.replace('{condition}', no_placeholder(t)) for t in texts]
         return unit(backbone.encode_pseudo(prompts, self.words(ref)).cpu())
 
-# %% ../../nbs/04d_models.pseudo.ipynb #fc97b3b5
+# %% ../../nbs/04d_models.pseudo.ipynb #ff272d2c
 def save_phi(folder, m:PseudoWord, backbone, pretrained:str='default')->Path:
     "Write a φ and what it was trained on."
-    folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
     about = dict(net=m.phi.settings, method=m.name, title=m.title, prompt=m.prompt, unit_input=m.unit_input, backbone=backbone.name, pretrained=pretrained, fingerprint=backbone.fingerprint)
-    save_file({k: v.detach().cpu().contiguous() for k,v in m.phi.state_dict().items()}, folder/'phi.safetensors')
-    (folder/'phi.json').write_text(json.dumps(about, indent=1)+'\n', encoding='utf-8')
-    return folder
+    return write_net(folder, 'phi', m.phi, about)
 
 def read_phi(folder)->tuple: # network, what is known about it
     "A saved φ."
-    file = Path(folder)/'phi.safetensors'
-    if not file.is_file(): raise FileNotFoundError(f'{file} is missing: {folder} is no run of a method with pseudo-words (lincir, pic2word, searle)')
-    try:
-        about = json.loads(file.with_suffix('.json').read_text(encoding='utf-8'))
-        net = make_net(**about['net']); net.load_state_dict(load_file(file))
-    except Exception as e: raise ValueError(f'{file} or its .json is damaged ({str(e)[:200]}): delete the folder and train again') from e
-    return net.eval(), about
+    return read_net(folder, 'phi', lambda about: make_net(**about['net']), 'no run of a method with pseudo-words (lincir, pic2word, searle)')
 
-# %% ../../nbs/04d_models.pseudo.ipynb #e6868c2b
+# %% ../../nbs/04d_models.pseudo.ipynb #63473810
 def pseudo_method(run,            # the folder of a run
                   device:str='auto',
                   backbone=None   # if it is loaded already
@@ -87,7 +77,5 @@ def pseudo_method(run,            # the folder of a run
     "What a run has learned, and the backbone that belongs to it."
     net, about = read_phi(run)
     if backbone is None: backbone = load_backbone(about['backbone'], about['pretrained'], device)
-    if (now := backbone.fingerprint)!=about['fingerprint']:
-        raise ValueError(f"{run}: this φ was trained on {about['backbone']} with the weights {about['fingerprint']}, and here is {backbone.name} with the weights {now}; "
-                         'use the backbone of the run, or train a φ on this one')
+    check_backbone(backbone, about, run, 'this φ')
     return PseudoWord(about['method'], None, about['title'], phi=net.to(backbone.device), prompt=about['prompt'], unit_input=about['unit_input']), backbone
