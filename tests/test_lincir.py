@@ -2,7 +2,7 @@
 import json, os
 from pathlib import Path
 import numpy as np, pytest, spacy, torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from cis_nb.mining import corpus as C
 from cis_nb.mining.corpus import MASKINGS, Corpus, clean, corpus_folder, hidden, marks, with_gaps
 from cis_nb.mining.parsers import find_parser
@@ -42,6 +42,7 @@ def test_odd_captions_are_marked_and_masked(store):
     assert words(c.masked([2], 'runs', np.random.default_rng(0))[0]).count('[$]')==1    # only stop words: a random one, or what the parser takes for an article
 
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
+@example(['¬®²', 'Â¬Â®', 'Ä¢\x95'])                     # pieces that mean something else on their own
 @settings(max_examples=60, deadline=None)
 def test_any_text_becomes_the_ids_that_the_backbone_makes(texts):
     nlp, tiny = spacy.blank('en'), load_backbone('tiny', device='cpu')

@@ -6,7 +6,7 @@
 __all__ = ['MARK', 'LONGEST', 'KEYS', 'NOUNS', 'GAP', 'HOW_MANY', 'MASKINGS', 'clean', 'marks', 'literal', 'literal_ids',
            'sources_of', 'read_corpus', 'corpus_folder', 'some_of', 'hidden', 'framed', 'with_gaps', 'Corpus']
 
-# %% ../../nbs/03d_mining.corpus.ipynb #aea123c8
+# %% ../../nbs/03d_mining.corpus.ipynb #3e490552
 import json, os, random, re
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -16,15 +16,16 @@ import numpy as np, spacy, torch
 from ..core import data_root, fingerprint, machine, one_of, progress, stored
 from .captions import KEYWORD_KINDS, keywords, read_captions
 from .parsers import find_parser, load_parser, parser_name
-from ..models.backbone import BOS, EOS, PSEUDO, bpe, tokenizer
+from ..models.backbone import BOS, EOS, PSEUDO, bpe, tokenizer, word_ids
 
-# %% ../../nbs/03d_mining.corpus.ipynb #60cda369
+# %% ../../nbs/03d_mining.corpus.ipynb #341d57df
 def clean(text)->str:
     "A caption as the corpus keeps it."
-    text = tokenizer().clean_fn((text or '').replace('<PERSON>', 'person').replace('$', ' '))
-    return ' '.join(text.split())
+    text = text or ''
+    new = ' '.join(tokenizer().clean_fn(text.replace('<PERSON>', 'person')).replace('$', ' ').split())
+    return new if new==text else clean(new)
 
-# %% ../../nbs/03d_mining.corpus.ipynb #a38a344e
+# %% ../../nbs/03d_mining.corpus.ipynb #047f4a43
 MARK = np.dtype([('id', '<u2'), ('run', 'u1'), ('noun', 'u1'), ('word', 'u1')])
 LONGEST = 75                                   # ids of a caption that are kept: the context of CLIP without the two ends
 KEYS = dict(published=KEYWORD_KINDS, paper=('NOUN', 'PROPN', 'ADJ'))
@@ -37,7 +38,7 @@ def _number(spans, start:int, end:int)->int:
 def marks(doc, kinds=KEYWORD_KINDS)->np.ndarray: # (n,) MARK
     "The tokens of a parsed caption and what they belong to."
     runs, nouns, found = keywords(doc, kinds), keywords(doc, NOUNS), []
-    words = [(m.span(), ids) for m in tokenizer().pat.finditer(doc.text) if (ids := bpe(m[0]))]      # CLIP's own two frames have none
+    words = [(m.span(), ids) for m in tokenizer().pat.finditer(doc.text) if (ids := word_ids(m[0]))]      # CLIP's own two frames have none
     for w,(span, ids) in enumerate(words, 1): found += [(i, min(_number(runs, *span), 255), min(_number(nouns, *span), 255), min(w, 255)) for i in ids]
     return np.array(found[:LONGEST], MARK)
 

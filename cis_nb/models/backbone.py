@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['golden_texts', 'BOS', 'EOS', 'PSEUDO', 'DTYPES', 'Sees', 'golden_images', 'finite', 'SeesTokens', 'image_attention',
-           'tokenizer', 'bpe', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder', 'backbone_record',
-           'weights_hash', 'load_backbone', 'text_backbone', 'golden_features', 'check_golden', 'save_backbone']
+           'tokenizer', 'word_ids', 'bpe', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder',
+           'backbone_record', 'weights_hash', 'load_backbone', 'text_backbone', 'golden_features', 'check_golden',
+           'save_backbone']
 
 # %% ../../nbs/04a_models.backbone.ipynb #f1b2d806
 import contextlib, hashlib, json
@@ -108,16 +109,24 @@ def image_attention(b, images,   # (B,3,H,W)
     q, k, _ = a.qkv(blocks[index].norm1(t)).unflatten(-1, (3, a.num_heads, -1)).permute(2, 0, 3, 1, 4)
     return (q*a.scale @ k.transpose(-2, -1)).softmax(-1).float()
 
-# %% ../../nbs/04a_models.backbone.ipynb #d980cbc6
+# %% ../../nbs/04a_models.backbone.ipynb #5512e4a4
 BOS, EOS, PSEUDO = 49406, 49407, 259   # begin and end of a text; a stand-alone `$`
 
 @lru_cache(maxsize=1)
 def tokenizer(): return SimpleTokenizer()
 
 @lru_cache(maxsize=1<<18)
+def word_ids(word:str)->tuple:
+    "Ids of one word of a cleaned text; none for the two that frame a text."
+    t = tokenizer()
+    pieces = t.bpe(''.join(t.byte_encoder[b] for b in word.encode())).split(' ')
+    return tuple(i for p in pieces if (i := t.encoder[p])<BOS)
+
+@lru_cache(maxsize=1<<18)
 def bpe(text:str)->tuple:
     "Ids of a text, without the two that frame it."
-    return tuple(i for i in tokenizer().encode(text) if i<BOS)
+    t = tokenizer()
+    return tuple(i for w in t.pat.findall(t.clean_fn(text)) for i in word_ids(w))
 
 # %% ../../nbs/04a_models.backbone.ipynb #e1a80122
 class Reads(SeesTokens):
