@@ -9,7 +9,7 @@ __all__ = ['METHODS', 'COMMON', 'DEFAULTS', 'FREE', 'LOOP', 'shuffled', 'batch_a
            'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method', 'settings', 'run_of',
            'make_objective', 'fit', 'launch', 'trained']
 
-# %% ../nbs/05_train.ipynb #435e0302
+# %% ../nbs/05_train.ipynb #60a555f4
 import contextlib, importlib, inspect, json, math, os, re, shutil, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -21,6 +21,8 @@ from .models.backbone import load_backbone
 from .models.combiner import CombinerTraining
 from .models.contrastive import Contrastive
 from .models.lincir import SelfMasking
+from .models.pic2word import Pic2Word
+from .models.searle import Searle
 
 # %% ../nbs/05_train.ipynb #98b23133
 @lru_cache(maxsize=4)
@@ -316,8 +318,8 @@ def finished(objective, folder:Path, state:dict, acc)->pd.DataFrame:
     acc.wait_for_everyone()
     return pd.DataFrame(state['rows'])
 
-# %% ../nbs/05_train.ipynb #4cbe635f
-METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME`, `method_NAME` and `SETTINGS`
+# %% ../nbs/05_train.ipynb #b39834fd
+METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__, 'pic2word': Pic2Word.__module__, 'searle': Searle.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME`, `method_NAME` and `SETTINGS`
 
 def find_method(name:str, what:str='make'):
     "What the module of a method has: `make` an objective, the `sources` of a run, the `method` that a run has learned, its own `SETTINGS`."
