@@ -103,8 +103,8 @@ def readable(benchmarks:dict, backbone, encode)->tuple: # {(draw, task): Benchma
         except NoQueries as e: missing[task] = str(e)
     return found, missing
 
-# %% ../nbs/06_evaluate.ipynb #12cf4f50
-BRIEF = dict(mined=dict(method='combiner', samples=2000), cirr=dict(method='combiner', triplets='cirr', cirr=60))   # else the defaults of 05_train
+# %% ../nbs/06_evaluate.ipynb #790d1e87
+BRIEF = dict(mined=dict(method='combiner', samples=2000), cirr=dict(method='combiner', triplets='cirr', cirr=60), lincir=dict(method='lincir', photos=60, cirr=60, width=128, lr=1e-3, warmup=0, relative=True, prompt='$ {condition}'))   # else the defaults of 05_train
 
 def training_params(name:str  # an experiment of this profile, or a name in BRIEF
                    )->dict:

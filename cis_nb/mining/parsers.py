@@ -153,10 +153,10 @@ def place_adjective(g, i):
     else: g.hook(i, 'amod', g.last)
     g.joined = False
 
-# %% ../../nbs/03_mining.parsers.ipynb #d02e8a82
+# %% ../../nbs/03_mining.parsers.ipynb #0f02779e
 def place_preposition(g, i):
     "'of' belongs to the noun before, 'at' to the place before; *next* to, *made* of, *red* in color; all others to what the caption is about."
-    tied = g.kinds[i-1] in ('ADV', 'VERB') or g.kinds[i-1]=='ADJ' and g.verb is None
+    tied = i>0 and (g.kinds[i-1] in ('ADV', 'VERB') or g.kinds[i-1]=='ADJ' and g.verb is None)
     near = g.last is not None and (g.words[i]=='of' or g.words[i]=='at' and g.placed)
     g.hook(i, 'prep', i-1 if tied else g.last if near else g.main)
     g.open, g.joined = i, False

@@ -4,20 +4,21 @@
 
 # %% auto #0
 __all__ = ['LAWS', 'SUPERVISION', 'SETTINGS', 'method_lincir', 'noise', 'MaskedCaptions', 'SelfMasking', 'Padded', 'corpus_of',
-           'make_lincir', 'sources_lincir', 'lincir_rates']
+           'seen_with', 'make_lincir', 'sources_lincir', 'lincir_rates']
 
-# %% ../../nbs/04da_models.lincir.ipynb #e71fe1f0
+# %% ../../nbs/04da_models.lincir.ipynb #5520586d
 import time
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 import torch.nn.functional as F
 from ..benchmarks.cirr import load_cirr
-from ..core import one_of
-from ..mining.corpus import MASKINGS, Corpus, corpus_folder
+from ..core import data_root, one_of
+from ..mining.captions import read_captions
+from ..mining.corpus import MASKINGS, Corpus, clean, corpus_folder, sources_of
 from .backbone import PSEUDO
 from .baselines import unit
-from .combiner import cirr_root
-from .features import corpus_features
+from .combiner import cirr_root, photo_pictures, photo_root, stored_size
+from .features import corpus_features, image_features
 from .judged import Judged
 from .pseudo import PROMPT, Phi, PseudoWord, pseudo_method, save_phi
 
@@ -32,18 +33,19 @@ def noise(law:str, shape, scale:float=1.)->torch.Tensor: # (B,D)
     one_of('noise', law, LAWS)
     return scale*LAWS[law](tuple(shape))
 
-# %% ../../nbs/04da_models.lincir.ipynb #a787c3ed
-SUPERVISION = ('masked', 'prompt')
+# %% ../../nbs/04da_models.lincir.ipynb #474eac57
+SUPERVISION = ('masked', 'prompt', 'image')
 
 class MaskedCaptions:
     "What LinCIR learns from: what whole captions mean, and their masked ids."
     def __init__(self, backbone, phi, corpus:Corpus, benchmarks:dict, masking='runs', law='product', scale=1., relative=False, supervision='masked', prompt=PROMPT,
-                 unit_input=False, unit_target=False, kept=True, portion=0, pretrained='default'):   # portion 0: what suits the device
+                 unit_input=False, unit_target=False, kept=True, portion=0, pretrained='default', seen=None):   # portion 0: what suits the device; seen (N,D): of each caption's picture
+        if (supervision=='image')!=(seen is not None): raise ValueError(f'supervision {supervision!r} '+('needs the features of pictures' if seen is None else 'has no use for pictures'))
         one_of('masking', masking, MASKINGS), one_of('noise', law, LAWS), one_of('supervision', supervision, SUPERVISION)
         self.backbone, self.phi, self.data, self.benchmarks = backbone, phi, corpus, benchmarks
         self.masking, self.law, self.supervision, self.prompt, self.pretrained = masking, law, supervision, prompt, pretrained
         self.portion = portion or (64 if backbone.device.type=='cpu' else 512)
-        self.unit_input, self.unit_target = unit_input, unit_target
+        self.unit_input, self.unit_target, self.seen = unit_input, unit_target, seen
         self.modules = {'phi': phi}
         backbone.requires_grad_(False)
         self.kept = corpus_features(backbone, corpus) if kept else None
@@ -64,20 +66,20 @@ class MaskedCaptions:
         with torch.no_grad(): return self.backbone.encode_ids(known, self.portion)
 
     def prepare(self, ids, rng):
-        masked = self.data.masked(ids, self.masking, rng, self.backbone.context) if self.supervision=='masked' else self.backbone.tokenize(['a photo of $']*len(ids))
-        return self.before(ids), masked
+        masked = self.backbone.tokenize(['a photo of $']*len(ids)) if self.supervision=='prompt' else self.data.masked(ids, self.masking, rng, self.backbone.context)
+        known = self.before(ids)
+        return known, masked, known if self.seen is None else torch.from_numpy(np.asarray(self.seen[ids], np.float32))
 
-# %% ../../nbs/04da_models.lincir.ipynb #71539b78
+# %% ../../nbs/04da_models.lincir.ipynb #27ac4a87
 class SelfMasking(MaskedCaptions, Judged):
     "The objective of `method: lincir`: self-masking projection (LinCIR, Sec. 3.1)."
     name, betas = 'lincir', (.9, .999)
 
     def objective(self, batch):
         z, ids = self.meaning(batch[0]), batch[1].to(self.backbone.device)
-        z = unit(z) if self.unit_target else z
-        p = self.phi((unit(z) if self.unit_input else z) + noise(self.law, z.shape, self.scale).to(z.device))
-        out = self.read(ids, p)
-        return F.mse_loss(unit(out) if self.unit_target else out, z)
+        x = z if self.seen is None else batch[2].to(z.device)
+        out = self.read(ids, self.phi((unit(x) if self.unit_input else x) + noise(self.law, z.shape, self.scale).to(z.device)))
+        return F.mse_loss(unit(out), unit(z)) if self.unit_target else F.mse_loss(out, z)
 
     def read(self, ids, p)->torch.Tensor: # (B,T) with gaps, (B,W) -> (B,D)
         "The features of masked captions with a word in their gaps."
@@ -99,7 +101,7 @@ class Padded(SelfMasking):
         b, ids = self.backbone, F.pad(known, (0, self.backbone.context-known.shape[1])).to(self.backbone.device)
         with torch.no_grad(): return b._pool(ids, b._run(ids, b.model.token_embedding(ids)))
 
-# %% ../../nbs/04da_models.lincir.ipynb #51b1bb75
+# %% ../../nbs/04da_models.lincir.ipynb #ea72869c
 SETTINGS = dict(corpus='world', photos=300, parser='auto', keys='published', masking='runs', noise='product', scale=1., relative=False, supervision='masked', prompt=PROMPT,
                 width=0, drop=.5, norm=False, unit_input=False, unit_target=False, cirr=200)
 
@@ -107,11 +109,22 @@ def corpus_of(p:dict)->Path:
     "The corpus that the parameters ask for."
     return corpus_folder(p['corpus'], p['parser'], p['keys'], p['photos'])
 
+def seen_with(backbone, p:dict, n:int)->np.ndarray: # (n,D)
+    "Features of the picture of each caption of the corpus."
+    source = sources_of(p['corpus'])
+    if len(source)>1 or source[0]!='world' and data_root(source[0], files=True).is_file(): raise ValueError(f"supervision 'image': corpus {p['corpus']!r} has no pictures; give world, or one folder of photographs with captions")
+    root = photo_root(dict(p, data=source[0]))
+    owners = [image for image,_,t in read_captions(root, 'all', 'train')[0] if clean(t)]
+    if len(owners)!=n: raise ValueError(f'{root}: {len(owners)} captions with pictures, and {n} in the corpus; the folder has changed since')
+    pictures = photo_pictures(root, stored_size(backbone.image_size))
+    f = image_features(backbone, list(dict.fromkeys(owners)), pictures.load, pictures.key)
+    return f.array[[f.index[i] for i in owners]]
+
 def make_lincir(backbone, p:dict)->SelfMasking:
     "The objective of `method: lincir`."
     torch.manual_seed(p['seed'])
     phi, corpus, judge = Phi(backbone.D, backbone.W, p['width'], p['drop'], p['norm']).to(backbone.device), Corpus(corpus_of(p)), load_cirr(cirr_root(p))
-    return SelfMasking(backbone, phi, corpus, {'cirr': (judge, None)}, law=p['noise'], kept=p['steps']*p['batch_size']>=len(corpus), pretrained=p['pretrained'],
+    return SelfMasking(backbone, phi, corpus, {'cirr': (judge, None)}, law=p['noise'], kept=p['steps']*p['batch_size']>=len(corpus), pretrained=p['pretrained'], seen=seen_with(backbone, p, len(corpus)) if p['supervision']=='image' else None,
                        **{k: p[k] for k in ('masking', 'scale', 'relative', 'supervision', 'prompt', 'unit_input', 'unit_target')})
 
 method_lincir = pseudo_method

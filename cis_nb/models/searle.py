@@ -23,7 +23,7 @@ from .features import fill_blocks, text_features
 from .judged import Judged
 from .pseudo import PROMPT, Phi, PseudoWord, pseudo_method, save_phi, seen_in_training
 
-# %% ../../nbs/04dc_models.searle.ipynb #0b18e40f
+# %% ../../nbs/04dc_models.searle.ipynb #bb3fcc42
 TEMPLATES = tuple(f'{a} {b}' for a,b in (('This is a photo of a', '$'), ('This photo contains a', '$'), ('A photo of a', '$'), ('This is an illustration of a', '$'), ('This illustration contains a', '$'), ('An illustrations of a', '$'),
              ('This is a sketch of a', '$'), ('This sketch contains a', '$'), ('A sketch of a', '$'), ('This is a diagram of a', '$'), ('This diagram contains a', '$'), ('A diagram of a', '$'), ('A', '$'), ('We see a', '$'))) + \
             ('$', 'We see a $ in this photo', 'We see a $ in this image', 'We see a $ in this illustration', 'We see a $ photo', 'We see a $ image', 'We see a $ illustration', '$ photo', '$ image', '$ illustration')
@@ -36,7 +36,8 @@ def read_concepts(vocabulary:str)->list:
         return [name for t in THINGS for name in NOUNS.get(t, (t,))]
     path = data_root(vocabulary, files=True)
     if path.is_dir(): raise ValueError(f'vocabulary {vocabulary!r}: {path} is a folder; give a text file with a name a line, or the class descriptions of Open Images (.csv)')
-    names = pd.read_csv(path).DisplayName.dropna().tolist() if path.suffix=='.csv' else path.read_text(encoding='utf-8').splitlines()
+    try: names = pd.read_csv(path).DisplayName.dropna().tolist() if path.suffix=='.csv' else path.read_text(encoding='utf-8').splitlines()
+    except (UnicodeDecodeError, AttributeError, pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise ValueError(f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with the column DisplayName') from e
     names = list(dict.fromkeys(n for n in (' '.join(no_placeholder(n).split()) for n in names) if n))
     if not names: raise ValueError(f'{path}: no names; a vocabulary has one a line')
     return names
