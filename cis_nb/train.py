@@ -9,14 +9,14 @@ __all__ = ['METHODS', 'COMMON', 'DEFAULTS', 'FREE', 'LOOP', 'shuffled', 'batch_a
            'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method', 'settings', 'run_of',
            'make_objective', 'fit', 'launch', 'trained']
 
-# %% ../nbs/05_train.ipynb #60a555f4
+# %% ../nbs/05_train.ipynb #17c4562b
 import contextlib, importlib, inspect, json, math, os, re, shutil, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 from safetensors.torch import load_file, save_file
-from .core import need_file, pick_device, progress, store_root, stored
+from .core import need_file, one_of, pick_device, progress, store_root, stored
 from .models.backbone import load_backbone
 from .models.combiner import CombinerTraining
 from .models.contrastive import Contrastive
@@ -326,9 +326,9 @@ def find_method(name:str, what:str='make'):
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 
-# %% ../nbs/05_train.ipynb #db422420
+# %% ../nbs/05_train.ipynb #51853543
 COMMON = dict(backbone='tiny', pretrained='auto', method='auto', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
-              clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0)
+              clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0, compile='')
 DEFAULTS = COMMON | {k: v for name in METHODS for k,v in find_method(name, 'SETTINGS').items()}
 FREE = ('device', 'log_every', 'workers', 'processes')   # how a run is made, not what comes out of it
 
@@ -348,13 +348,15 @@ def run_of(name:str)->str:
     receipt = need_file(Path(os.environ.get('CIS_REPORT', 'reports/quick/05_train')).parent/name/'receipt.json', f'weights {name!r}', f'the experiment {name} of the same profile, which has to run first')
     return str(store_root()/json.loads(receipt.read_text())['runs'][0])
 
-# %% ../nbs/05_train.ipynb #4b8afa4c
+# %% ../nbs/05_train.ipynb #8a415aa5
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]
 
 def make_objective(p:dict):
     "What the parameters ask to be minimised, before any training."
     p = settings(p)
+    one_of('compile', p['compile'], ('', 'inductor', 'eager'))      # eager: traced but not compiled, to find out whether it could be
     backbone = load_backbone(p['backbone'], p['pretrained'], device=accelerator_for(p['device'], p['dtype']).device)
+    if p['compile']: backbone.model.transformer.compile(backend=p['compile'], dynamic=True)     # one program for captions of all lengths
     return find_method(p['method'])(backbone, p)
 
 def fit(folder, p:dict)->pd.DataFrame:

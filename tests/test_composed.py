@@ -12,7 +12,7 @@ from cis_nb.world import composed as c
 from cis_nb.world.captions import NOUNS, PLACE_WORDS, anything, in_training
 from cis_nb.world.scenes import COLORS, PATTERNS, POSES, SIZES, TEXTURES, THINGS, Thing, held_out, render, visible
 
-GOLDEN = dict(cirr='c8e1cdf2e474d14d561366aeddba0a9ccb6d59f2faa97025b7c69863921ac4ac',
+GOLDEN = dict(cirr='9c4e02cee155537cadf166cad994b66afd224a49177143dfccccda63b1d30d38',
               mitstates='d26d080543696623f1e1e5395db00591924163c47e61fac4a13ef071dfdf7d20')
 SPLITS = ('train', 'val', 'test1')
 seeds = st.integers(0, 10**9)

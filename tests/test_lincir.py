@@ -38,6 +38,7 @@ def test_odd_captions_are_marked_and_masked(store):
         ids = c.masked(range(len(c)), masking, np.random.default_rng(0))
         assert ((ids==PSEUDO).sum(1)>0).all() and (ids.max(1).values==EOS).all(), masking
         ids = c.masked(range(len(c)), masking, np.random.default_rng(0), tiny.context)
+        assert ((ids==PSEUDO).sum(1)>0).all() and (ids.max(1).values==EOS).all() and ids.shape[1]<=tiny.context, masking
         with torch.no_grad(): assert torch.isfinite(tiny.inject(ids, ids==PSEUDO, torch.randn(len(c), tiny.W))).all()
     assert words(c.masked([2], 'runs', np.random.default_rng(0))[0]).count('[$]')==1    # only stop words: a random one, or what the parser takes for an article
 
@@ -49,7 +50,8 @@ def test_any_text_becomes_the_ids_that_the_backbone_makes(texts):
     for t in map(clean, texts):
         if not t: continue
         ids = marks(nlp(t))['id'].tolist()
-        assert ids==[i for i in tiny.tokenize([t])[0].tolist()[1:] if i!=EOS][:len(ids)] or len(ids)>tiny.context-2
+        made = [i for i in tiny.tokenize([t])[0].tolist()[1:] if i!=EOS]
+        assert ids[:tiny.context-2]==made
         assert '$' not in t
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=6), st.sampled_from([m for m in MASKINGS if m!='literal']), st.integers(0, 9))
@@ -126,3 +128,10 @@ def test_training_is_the_same_after_a_kill(store):
 def test_the_default_for_a_published_backbone_is_lincir_and_its_weights_are_asked_for(tmp_path, monkeypatch):
     from cis_nb.train import settings
     assert (settings(dict(backbone='vit_h'))['method'], settings(dict(backbone='vit_h'))['pretrained'])==('lincir', 'default')
+
+def test_a_traced_tower_gives_the_same_loss(store):
+    from cis_nb.train import make_objective
+    p = dict(method='lincir', photos=60, cirr=30, width=32, drop=0., noise='none')
+    def loss(**kw): o = make_objective(p|kw); return float(o.objective(o.prepare(np.arange(8), np.random.default_rng(0))).detach())
+    assert abs(loss(compile='eager')-loss())<1e-5
+    with pytest.raises(ValueError, match="compile: 'fast' is none of"): make_objective(p|dict(compile='fast'))

@@ -68,11 +68,14 @@ def test_a_small_language_model_goes_on_with_concepts(tmp_path):
 @settings(max_examples=50, deadline=None)
 def test_the_worlds_phrases_name_their_concept_and_gaps_replace_it(seed):
     rng = np.random.default_rng(seed)
-    for c in ('boat', 'table lamp'):
-        for p in S.grammar(c, 3, rng):
+    for c in S.read_concepts('world'):
+        for p in S.grammar(c, 2, rng):
             assert p.startswith(f'a photo of {c} that is ')
-            g = S.gap(p, c)
-            assert c not in g and g.split().count('$')==p.count(c)==g.count('$') and S.gap(p, c, every=False).count('$')==1
+            said, words, slow = p.split(), c.split(), []
+            while said:                                                   # word by word: *hat* is not meant in *that*, nor *ball* in *balloon*
+                here = said[:len(words)]==words
+                slow.append('$' if here else said[0]); said = said[len(words) if here else 1:]
+            assert S.gap(p, c).split()==slow and '$' in slow and S.gap(p, c, every=False).count('$')==1
 
 # ---- losses and the search
 
@@ -91,7 +94,7 @@ def test_a_found_word_means_its_picture_and_not_another(store):
     features = some_pictures()[1][:12]
     phrases = S.read_phrases(tiny, S.phrase_folder(n=4))
     near = S.nearest_concepts(features, S.concept_features(tiny, phrases.names), 5)
-    words = S.invert(tiny, features, near, phrases, 40, decay=.9)
+    words = S.invert(tiny, features, near, phrases, 60)
     with torch.no_grad(): q = unit(tiny.encode_pseudo('a photo of $', words))
     assert (q@unit(torch.from_numpy(features)).T).argmax(1).tolist()==list(range(12))
     torch.testing.assert_close(S.invert(tiny, features, near, phrases, 3), S.invert(tiny, features, near, phrases, 3))

@@ -153,7 +153,7 @@ def with_gaps(m, gap)->torch.Tensor: # (B,T) MARK, (B,T) numbers of gaps -> (B,t
     first = (gap>0) & (gap!=np.pad(gap, ((0, 0), (1, 0)))[:, :-1])
     return framed(np.where(first, PSEUDO, m['id']), (m['word']>0) & ((gap==0) | first))
 
-# %% ../../nbs/03d_mining.corpus.ipynb #7bc1bd5b
+# %% ../../nbs/03d_mining.corpus.ipynb #6e474714
 @dataclass
 class Corpus:
     "Captions as numbers, mapped from disk."
@@ -177,8 +177,9 @@ class Corpus:
         "The ids of captions with gaps."
         one_of('masking', masking, MASKINGS)
         if masking!='literal': m = self.rows(ids, context); return with_gaps(m, hidden(m, masking, rng))
-        size = np.minimum(np.diff(self.literal_starts)[ids], context-2)
-        return framed(_ragged(self.literal, self.literal_starts, ids, context-2), np.arange(size.max())<size[:, None])
+        rows = _ragged(self.literal, self.literal_starts, ids, context-2)
+        rows[~(rows==PSEUDO).any(1)] = np.resize([*bpe('a photo of'), PSEUDO]+[0]*rows.shape[1], rows.shape[1])     # as published: a caption whose gaps are all cut away
+        return framed(rows, rows>0)
 
 def _ragged(flat, starts, ids, longest:int)->np.ndarray: # (B,T), padded with zeros
     "Rows of different lengths from one long array."

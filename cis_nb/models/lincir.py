@@ -6,11 +6,12 @@
 __all__ = ['LAWS', 'SUPERVISION', 'SETTINGS', 'method_lincir', 'noise', 'MaskedCaptions', 'SelfMasking', 'Padded', 'corpus_of',
            'seen_with', 'make_lincir', 'sources_lincir', 'lincir_rates']
 
-# %% ../../nbs/04da_models.lincir.ipynb #5520586d
+# %% ../../nbs/04da_models.lincir.ipynb #725cd92c
 import time
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 from ..benchmarks.cirr import load_cirr
 from ..core import data_root, one_of
 from ..mining.captions import read_captions
@@ -133,9 +134,9 @@ def sources_lincir(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
     return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}' for m in ('models.lincir', 'models.pseudo', 'models.judged', 'mining.corpus', 'benchmarks.protocol', 'benchmarks.cirr')]
 
-# %% ../../nbs/04da_models.lincir.ipynb #74392e5f
-def lincir_rates(backbone, corpus:Corpus, batch_size:int=512, steps:int=3, dtype:str='auto', seed:int=0)->pd.DataFrame: # way, seconds, captions_per_s, times
-    "Seconds of a step (median; the first is not counted), captions per second, and how many times the first way is passed."
+# %% ../../nbs/04da_models.lincir.ipynb #a8488d38
+def lincir_rates(backbone, corpus:Corpus, batch_size:int=512, steps:int=3, dtype:str='auto', seed:int=0)->pd.DataFrame: # way, seconds, operations, captions_per_s, times
+    "Seconds of a step (median; the first is not counted, its operations are), captions per second, and how many times the first way is passed."
     from cis_nb.train import accelerator_for, adamw, update
     acc, rows, rng = accelerator_for(str(backbone.device.type), dtype), [], np.random.default_rng(seed)
     batches = [rng.integers(0, len(corpus), batch_size) for _ in range(steps+1)]
@@ -143,8 +144,9 @@ def lincir_rates(backbone, corpus:Corpus, batch_size:int=512, steps:int=3, dtype
         o = kind(backbone, Phi(backbone.D, backbone.W).to(backbone.device), corpus, {}, kept=False)
         if kept: o.kept = np.zeros((len(corpus), backbone.D), np.float32)       # what they are makes no difference to the clock
         optimizer, seconds = adamw(o.modules, 0.), []
-        for ids in batches:
+        with FlopCounterMode(display=False) as counter: update(o, o.prepare(batches[0], rng), optimizer, acc)
+        for ids in batches[1:]:
             start = time.perf_counter(); update(o, o.prepare(ids, rng), optimizer, acc); seconds.append(time.perf_counter()-start)
-        rows.append(dict(way=way, seconds=float(np.median(seconds[1:]))))
+        rows.append(dict(way=way, seconds=float(np.median(seconds)), operations=counter.get_total_flops()))
     out = pd.DataFrame(rows)
     return out.assign(captions_per_s=batch_size/out.seconds, times=out.seconds[0]/out.seconds)

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['TEMPLATES', 'SETTINGS', 'method_searle', 'read_concepts', 'concept_features', 'nearest_concepts', 'grammar',
-           'continued', 'one_line', 'write_phrases', 'phrase_folder', 'Phrases', 'gap', 'read_phrases', 'away',
+           'continued', 'one_line', 'gap', 'write_phrases', 'phrase_folder', 'Phrases', 'read_phrases', 'away',
            'invert', 'found_words', 'counterparts', 'Searle', 'Searched', 'searched', 'searle_data', 'make_searle',
            'sources_searle']
 
-# %% ../../nbs/04dc_models.searle.ipynb #9dac64dd
-import json
+# %% ../../nbs/04dc_models.searle.ipynb #c6fcabd6
+import json, re
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd, torch
@@ -82,11 +82,15 @@ def one_line(text:str)->str:
     while '..' in text: text = text.replace('..', '.')
     return ' '.join(no_placeholder(text).split())
 
-# %% ../../nbs/04dc_models.searle.ipynb #41a48440
+# %% ../../nbs/04dc_models.searle.ipynb #c014faae
+def gap(phrase:str, concept:str, every:bool=True)->str:
+    "A phrase with `$` in the place of its concept; the phrase itself where the concept does not stand in it as a word."
+    return ' '.join(re.sub(rf'(?<!\w){re.escape(concept)}(?!\w)', ' $ ', phrase, count=0 if every else 1).split())
+
 def write_phrases(folder:Path, names, generator, n:int, seed:int):
     "phrases.json: concept -> phrases; left_out.json: concepts that a phrase of theirs does not name."
     said = {c: grammar(c, n, np.random.default_rng([seed, i])) for i,c in enumerate(names)} if generator=='world' else continued(names, generator, n, seed)
-    good = {c: ps for c,ps in said.items() if all(c in p for p in ps)}
+    good = {c: ps for c,ps in said.items() if all('$' in gap(p, c) for p in ps)}
     if not good: raise ValueError(f'generator {generator!r}: no phrase names its concept (the first: {next(iter(said.values()))[0]!r})')
     for name, what in (('phrases', good), ('left_out', [c for c in said if c not in good])): (folder/f'{name}.json').write_text(json.dumps(what, indent=0), encoding='utf-8')
 
@@ -96,7 +100,7 @@ def phrase_folder(vocabulary='world', generator='world', n=16, seed=0)->Path:
     return stored('phrases', Path(vocabulary).stem, dict(vocabulary=vocabulary, generator=str(generator), n=n, seed=seed), lambda to: write_phrases(to, names, generator, n, seed),
                   inputs=[str(names)], code=['cis_nb.models.searle', 'cis_nb.world.captions'])
 
-# %% ../../nbs/04dc_models.searle.ipynb #1b97d76f
+# %% ../../nbs/04dc_models.searle.ipynb #dc4f4055
 @dataclass
 class Phrases:
     "Concepts with their phrases, and what these mean."
@@ -112,16 +116,12 @@ class Phrases:
         gaps = [gap(p, self.names[c], every) for p,c in zip(phrases, which)]
         return gaps, unit(self.meaning[phrases])
 
-def gap(phrase:str, concept:str, every:bool=True)->str:
-    "A phrase with `$` in the place of its concept."
-    return ' '.join(phrase.replace(concept, ' $ ', -1 if every else 1).split())
-
 def read_phrases(backbone, folder)->Phrases:
     "Phrases and their features."
     said = json.loads((Path(folder)/'phrases.json').read_text(encoding='utf-8'))
     return Phrases(list(said), list(said.values()), text_features(backbone, [p for ps in said.values() for p in ps]), folder)
 
-# %% ../../nbs/04dc_models.searle.ipynb #cc524dd7
+# %% ../../nbs/04dc_models.searle.ipynb #946e48d4
 def away(a, b)->torch.Tensor: # (B,D), (B,D) -> (B,)
     "One minus the cosine."
     return 1-F.cosine_similarity(a.float(), b.float(), dim=-1)
@@ -129,8 +129,9 @@ def away(a, b)->torch.Tensor: # (B,D), (B,D) -> (B,)
 @torch.enable_grad()
 def invert(backbone, features, # (B,D) raw, of pictures
            near,               # (B,k) their concepts
-           phrases:Phrases, steps:int=350, lr:float=.02, phrase_weight:float=.5, decay:float=.99, seed=0)->torch.Tensor: # (B,W)
+           phrases:Phrases, steps:int=350, lr:float=.02, phrase_weight:float=.5, seed=0)->torch.Tensor: # (B,W)
     "A pseudo-word for each picture, by descent (SEARLE, Sec. 3.1)."
+    decay = .99**(350/steps)                                     # shorter searches forget their beginning as well
     rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
     target, backbone = torch.as_tensor(np.asarray(features)).float().to(backbone.device), backbone.requires_grad_(False)
     word = (.02*torch.randn(len(target), backbone.W, generator=g)).to(backbone.device).requires_grad_()

@@ -268,7 +268,7 @@ def show(scene, after, name, r)->str:
     said = [part(t, new(t), name(t.category)) if t.category in there else full(t, name(t.category)) for t in r.sample(after.things, len(after.things))]
     return r.choice(SHOWS).format(join(said))
 
-# %% ../../nbs/01e_world.composed.ipynb #0fe9f04a
+# %% ../../nbs/01e_world.composed.ipynb #5473c6de
 def ordered(edits)->bool:
     "Is there a sentence for each? Nobody is asked to make a thing fuzzy."
     return all(e.kind in SENTENCES for e in edits)
@@ -283,7 +283,7 @@ def instruct(edits, scene, after, r, free=False)->tuple:
     "What kind of edit, and the sentence for it."
     names, sort = {}, r.randrange(2)
     name = lambda c: names.setdefault(c, noun(c, r))
-    if free and (len(edits) > 2 or not ordered(edits) or r.random() < .5): return 'shows', show(scene, after, name, r)
+    if free and (len(edits) > 2 or not ordered(edits) or r.random() < .35): return 'shows', show(scene, after, name, r)
     edits = [likened(e, scene, after, r) for e in edits]
     parts = [r.choice((ANYWHERE if free else SENTENCES)[e.kind][sort]).format(**slots(e, scene, after, name, r)) for e in edits]
     return edits[0].kind if len(edits) == 1 else 'two', ' and '.join(parts)
