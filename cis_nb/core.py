@@ -140,7 +140,7 @@ def fingerprint(obj)->str:
     text = json.dumps(_canonical(obj), sort_keys=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-# %% ../nbs/00_core.ipynb #5d349024
+# %% ../nbs/00_core.ipynb #f676f85e
 @lru_cache(maxsize=256)
 def _code(text:str)->str:
     "Python source without comments and empty lines."
@@ -149,11 +149,19 @@ def _code(text:str)->str:
         if t.type==tokenize.COMMENT: lines[t.start[0]-1] = lines[t.start[0]-1][:t.start[1]]
     return '\n'.join(l.rstrip() for l in lines if l.strip())
 
+_began = {f: f.read_text(encoding='utf-8') for f in Path(importlib.util.find_spec('cis_nb').origin).parent.rglob('*.py')}   # the library as this process has met it
+
+def _module_file(m)->Path:
+    "Where the code of a module (or its name) is, if it is still what runs here."
+    spec = importlib.util.find_spec(getattr(m, '__name__', m))
+    if not spec: raise ModuleNotFoundError(f'no module {m!r} to take the version of')
+    path = Path(spec.origin)
+    if path in _began and _code(path.read_text(encoding='utf-8'))!=_code(_began[path]): raise RuntimeError(f'{path} has changed since this process began, and what is computed here would be kept as the work of the new code: start the process (or the kernel) again')
+    return path
+
 def _source(m)->str:
     "The code of a module (or its name) or of a file."
-    if isinstance(m, Path): path = m
-    elif spec := importlib.util.find_spec(getattr(m, '__name__', m)): path = Path(spec.origin)
-    else: raise ModuleNotFoundError(f'no module {m!r} to take the version of')
+    path = m if isinstance(m, Path) else _module_file(m)
     text = path.read_text(encoding='utf-8')
     return _code(text) if path.suffix=='.py' else text
 

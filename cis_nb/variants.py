@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['BRIEF', 'TASK', 'base_of', 'variants', 'scored', 'asked', 'difference', 'said', 'mean_of', 'variant_table',
-           'variant_forest', 'found_again', 'gap_of_words']
+           'variant_forest', 'found_again', 'seen_and_read', 'gap_of_words']
 
-# %% ../nbs/07b_variants.ipynb #44e809f7
+# %% ../nbs/07b_variants.ipynb #acfd8dec
 from dataclasses import replace
+from functools import lru_cache
 from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
 from .benchmarks.circo import average_precision
 from .book import parameters
 from .compare import contrast, contrast_seeds, verdict
-from .composed import entrants, kept_asked, load_sets
-from .core import progress
+from .composed import composed
 from .evaluate import trained_entry
 from .models.backbone import load_backbone
 from .models.baselines import unit
@@ -42,7 +42,9 @@ def variants(p:dict, model)->list: # of method, seed, run, backbone
             out.append(SimpleNamespace(**{**vars(e), 'method': replace(e.method, name=name, title=name)}))
     return out
 
-# %% ../nbs/07b_variants.ipynb #7d33e1bd
+# %% ../nbs/07b_variants.ipynb #71aa867e
+TASK = dict(full='CIRR R@1', circo='CIRCO mAP@10', subset='CIRR subset R@1')
+
 def scored(per_query)->pd.DataFrame:
     "The answers with a column `score` in percent: average precision at 10 on CIRCO, R@1 elsewhere."
     return per_query.assign(score=np.where(per_query.task=='circo', 100*average_precision(per_query, 10), 100.*(per_query['rank']<=1)))
@@ -50,17 +52,13 @@ def scored(per_query)->pd.DataFrame:
 def asked(p:dict # the parameters of a chapter
          )->SimpleNamespace: # sets, missing, model, entries, folders, per_query, results
     "The sets, answered by the baselines and by every variant."
-    sets, missing = load_sets(p)
-    if not sets: raise FileNotFoundError('; '.join(missing.values()))
-    model = load_backbone(p['backbone'], p['pretrained'], p['device'])
-    entries = entrants(p|dict(trainings=[]), model)+variants(p, model)
-    folders = [kept_asked(e, sets, p['seed']) for e in progress(entries, 'variants', 'method')]
-    read = lambda name: pd.concat([pd.read_parquet(f/f'{name}.parquet') for f in folders], ignore_index=True)
-    return SimpleNamespace(sets=sets, missing=missing, model=model, entries=entries, folders=folders, per_query=scored(read('answers')), results=read('rows'))
+    if not p['sets']: raise ValueError('sets: name at least one of ' + ', '.join(TASK))
+    run = composed(p|dict(trainings=[]), lambda model: variants(p, model))
+    if not run.sets: raise FileNotFoundError('; '.join(run.missing.values()))
+    run.per_query = scored(run.per_query)
+    return run
 
-# %% ../nbs/07b_variants.ipynb #32d4d0f2
-TASK = dict(full='CIRR R@1', circo='CIRCO mAP@10', subset='CIRR subset R@1')
-
+# %% ../nbs/07b_variants.ipynb #94f1604e
 def difference(per_query, a:str, b:str, task:str, seed=0)->list: # one for each seed
     "How much better `a` is than `b` in the score of a task."
     return contrast_seeds(per_query[(per_query.task==task) & per_query.method.isin([a, b])], {a: 1, b: -1}, of='score', seed=seed)
@@ -87,11 +85,12 @@ def variant_table(per_query, titles:dict, base:str, seed=0)->pd.DataFrame:
     return pd.DataFrame(rows)
 
 def variant_forest(per_query, titles:dict, base:str, task:str, seed=0):
-    "Differences to the base with their intervals, seeds averaged query by query."
+    "Differences to the base with their intervals, seeds averaged query by query; nothing where the task was not asked."
+    if task not in set(per_query.task): return None
     cs = {m: contrast(per_query[(per_query.task==task) & per_query.method.isin([m, base])], {m: 1, base: -1}, of='score', seed=seed) for m in titles if m!=base}
     return forest([(titles[m], c['diff'], c['low'], c['high']) for m,c in cs.items()], f'points of {TASK[task]}', f'Against {titles[base]}')
 
-# %% ../nbs/07b_variants.ipynb #b2f45303
+# %% ../nbs/07b_variants.ipynb #c7728c72
 @torch.no_grad()
 def found_again(entry, b)->float: # percent
     "How often the word of a picture finds it among the gallery of `b`."
@@ -99,10 +98,16 @@ def found_again(entry, b)->float: # percent
     scores = unit(entry.backbone.encode_pseudo('a photo of $', entry.method.words(f)).cpu())@unit(f).T
     return 100*float((scores.argmax(1)==torch.arange(len(f))).float().mean())
 
+@lru_cache(maxsize=4)
+@torch.no_grad()
+def seen_and_read(model, data='world', n:int=400, seed:int=0)->tuple: # (n,D), (n,D)
+    "Features of held-out pictures and of their captions."
+    images, texts = pairs(data, 'val', n, seed, model.image_size).batch(np.arange(n))
+    return model.encode_image(model.normalise(images)).float().cpu(), model.encode_text(texts).float().cpu()
+
 @torch.no_grad()
 def gap_of_words(entry, data='world', n:int=400, seed:int=0)->float:
     "Distance between the centres of `a photo of $` with the words of pictures, and with those of their captions."
     model = getattr(entry.backbone, 'backbone', entry.backbone)
-    images, texts = pairs(data, 'val', n, seed, model.image_size).batch(np.arange(n))
-    read = lambda z: unit(model.encode_pseudo('a photo of $', entry.method.words(z)).cpu()).mean(0)
-    return float((read(model.encode_image(model.normalise(images)))-read(model.encode_text(texts))).norm())
+    seen, read = (unit(model.encode_pseudo('a photo of $', entry.method.words(z)).cpu()).mean(0) for z in seen_and_read(model, data, n, seed))
+    return float((seen-read).norm())

@@ -145,3 +145,21 @@ def test_the_word_of_another_backbone_is_refused(tmp_path):
 def test_words_from_pictures_need_pictures(store, monkeypatch, corpus, words):
     (store/'captions.txt').write_text('a red boat\n'*40); monkeypatch.chdir(store)
     with pytest.raises(ValueError, match=words): make_objective(dict(method='lincir', supervision='image', corpus=corpus, parser='world', photos=60, cirr=30))
+
+# ---- chapters with one of the two sets
+
+@pytest.mark.parametrize('chapter', ['07bc_supervision', '07bd_corpus', '08c_word_backbones'])
+@pytest.mark.parametrize('sets', [['circo'], ['full']])
+def test_a_chapter_of_variants_runs_with_one_set(chapter, sets, monkeypatch):
+    from cis_nb.book import code_cells, notebooks, read_notebook, tags
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    small = {'07bc_supervision': dict(prompts=2, fashion=0), '07bd_corpus': dict(corpora=['world', 'talk'], lines=80), '08c_word_backbones': dict(backbones=['tiny_xs'], changes={'lincir': {}})}[chapter]
+    def run(sets):
+        names = {}
+        for cell in code_cells(read_notebook(notebooks()[chapter])):
+            exec(compile(cell['source'], chapter, 'exec'), names)
+            if 'parameters' in tags(cell): names.update(small, sets=sets, seeds=[0], shorter={'steps': 4})
+        return names
+    names = run(sets)
+    assert list((names.get('run') or names['first']).sets)==sets
+    with pytest.raises(ValueError, match="sets: 'states' is none of full, circo, subset"): run(['states'])

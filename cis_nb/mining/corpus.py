@@ -4,19 +4,25 @@
 
 # %% auto #0
 __all__ = ['MARK', 'LONGEST', 'KEYS', 'NOUNS', 'GAP', 'HOW_MANY', 'MASKINGS', 'clean', 'marks', 'literal', 'literal_ids',
-           'sources_of', 'read_corpus', 'corpus_folder', 'some_of', 'hidden', 'framed', 'with_gaps', 'Corpus']
+           'opened', 'lines_of', 'read_through', 'text_of', 'Source', 'source_of', 'sources_of', 'Tally', 'cleaned',
+           'Portion', 'ahead', 'corpus_folder', 'some_of', 'hidden', 'framed', 'with_gaps', 'Corpus']
 
-# %% ../../nbs/03d_mining.corpus.ipynb #3e490552
-import json, os, random, re
-from collections import Counter
+# %% ../../nbs/03d_mining.corpus.ipynb #d651705d
+import gzip, hashlib, json, os, random, re, threading, time, zipfile, zlib
+from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-import numpy as np, spacy, torch
+from typing import Callable, NamedTuple
+import ftfy, numpy as np, open_clip, spacy, torch
 from ..core import data_root, fingerprint, machine, one_of, progress, stored
-from .captions import KEYWORD_KINDS, keywords, read_captions
+from .captions import KEYWORD_KINDS, columns_of, cut_caption, keywords, read_captions
 from .parsers import find_parser, load_parser, parser_name
 from ..models.backbone import BOS, EOS, PSEUDO, bpe, tokenizer, word_ids
+from ..readers import clean_caption, signature
 
 # %% ../../nbs/03d_mining.corpus.ipynb #341d57df
 def clean(text)->str:
@@ -57,65 +63,206 @@ def literal_ids(text:str)->list:
     "Ids of a caption with gaps."
     return [i for part in re.split(r'(\[\$\])', text) for i in ([PSEUDO] if part==GAP else bpe(part))][:LONGEST]
 
-# %% ../../nbs/03d_mining.corpus.ipynb #5b882aff
-def _marked(job)->str:
-    "Parse one portion of captions into `path`."
-    path, texts, first, parser, kinds, seed = job
-    nlp, found, masked = load_parser(parser), [], []
-    for n,doc in enumerate(nlp.pipe(texts, batch_size=256), first):
-        found.append(marks(doc, kinds))
-        strings = [' '.join(t.text for t in doc.char_span(a, b)) for a,b in keywords(doc, kinds)]
-        masked.append(np.array(literal_ids(literal(doc.text, strings, random.Random(f'{seed} {n}'))), '<u2'))
-    with open(f'{path}.part', 'wb') as f: np.savez(f, marks=np.concatenate(found), sizes=[len(m) for m in found], literal=np.concatenate(masked), literal_sizes=[len(m) for m in masked])
-    os.replace(f'{path}.part', path)
-    return path
+# %% ../../nbs/03d_mining.corpus.ipynb #483ab3a8
+@contextmanager
+def opened(path:Path, mode:str, **kw):
+    "A text file, unpacked if it ends in .gz."
+    try:
+        with (gzip.open if path.suffix=='.gz' else open)(path, mode, **kw) as f: yield f
+    except (EOFError, OSError, zlib.error) as e: raise ValueError(f'{path}: cannot be read ({e}); is the file complete? Get it again, or pack it again') from None
 
-def _join(folder:Path, paths, name:str, sizes:str):
-    "Write `name`.npy, and `name`-starts.npy with one number more than there are captions."
-    parts = [np.load(p) for p in paths]
-    starts = np.concatenate([[0], np.concatenate([p[sizes] for p in parts]).cumsum()])
-    out = np.lib.format.open_memmap(folder/f'{name}.npy', 'w+', parts[0][name].dtype, (int(starts[-1]),))
-    at = 0
-    for p in parts: part = p[name]; out[at:at+len(part)] = part; at += len(part)
-    out.flush(); np.save(folder/f'{name}-starts.npy', starts)
+def lines_of(path:Path, most:int=1<<16):
+    "The lines of a text file, one at a time; of each at most so many characters."
+    with opened(path, 'rt', encoding='utf-8-sig', errors='surrogateescape') as f:
+        while line := f.readline(most):
+            yield line
+            while len(line)==most and line[-1]!='\n': line = f.readline(most)
 
-# %% ../../nbs/03d_mining.corpus.ipynb #d66922e1
-def _build(folder:Path, texts, parser, kinds, seed, portion, processes, counts):
-    "Make the portions that are not there yet, and join them."
-    jobs = [(str(folder/f'part-{k//portion:05d}.npz'), texts[k:k+portion], k, parser, kinds, seed) for k in range(0, len(texts), portion)]
-    waiting = [j for j in jobs if not Path(j[0]).exists()]
-    workers = min(len(waiting), processes or machine()['cores'])
-    with ProcessPoolExecutor(max(workers, 1)) as pool: list(progress((map if workers<=1 else pool.map)(_marked, waiting), 'marking captions', 'portion', len(waiting)))
-    for name, sizes in (('marks', 'sizes'), ('literal', 'literal_sizes')): _join(folder, [j[0] for j in jobs], name, sizes)
-    (folder/'corpus.json').write_text(json.dumps(counts))
-    for j in jobs: Path(j[0]).unlink()
+# %% ../../nbs/03d_mining.corpus.ipynb #2de6e6f5
+def read_through(path:Path)->dict:
+    "SHA-256 of a text file's text, and the number of its lines."
+    h, lines, last = hashlib.sha256(), 0, b''
+    with opened(path, 'rb') as f:
+        while block := f.read(1<<20):
+            if not last and b'\0' in b'\n'.join(block.split(b'\n', 9)[:9]):
+                raise ValueError(f'{path}: this is no UTF-8 text; UTF-16 and binary files have to be converted first, and the name of a packed one has to end in .gz')
+            h.update(block); lines += block.count(b'\n'); last = block[-1:]
+    return dict(sha256=h.hexdigest(), lines=lines+(last not in (b'', b'\n')))
+
+def _plain(name)->str: return str(name).encode('utf8', 'backslashreplace').decode()
+
+def text_of(path:Path)->dict:
+    "The same, kept by the file's size and time."
+    s = path.stat()
+    if abs(time.time()-s.st_mtime)<2: return read_through(path)        # clocks of file systems are coarse: it may change once more and look the same
+    def build(folder): (folder/'text.json').write_text(json.dumps(read_through(path)))
+    kept = stored('texts', _plain(path.name), dict(path=_plain(path), size=s.st_size, time=s.st_mtime_ns), build, code=['cis_nb.mining.corpus'])
+    return json.loads((kept/'text.json').read_text())
+
+# %% ../../nbs/03d_mining.corpus.ipynb #cc392040
+class Source(NamedTuple):
+    "Where captions come from."
+    path: Path
+    key: str            # what is in it
+    table: bool         # lines of several columns
+    read: Callable      # -> lines one at a time, how many, {why: how many were left out before}
+
+def _photo_lines(root)->tuple:
+    rows, skipped = read_captions(root, 'all', 'train')
+    return [c for *_,c in rows], len(rows), skipped.counts()
+
+def source_of(name, photos:int=300)->Source:
+    "A source by its name: `world`, a text file, a folder of photographs, of which the training split is read."
+    if name=='world':
+        from cis_nb.world.layouts import world_root
+        root = world_root(coco=0, vaw=0, captions=photos)
+        return Source(root/'captions', fingerprint(root), False, partial(_photo_lines, root/'captions'))
+    path = data_root(name, files=True)
+    if path.is_dir(): return Source(path, signature(path), False, partial(_photo_lines, path))
+    about, table = text_of(path), '.tsv' in path.suffixes
+    return Source(path, fingerprint([about, table]), table, lambda: (lines_of(path), about['lines'], {}))
 
 def sources_of(sources)->list:
     "One source or several: a list, or a text with ` + ` between them."
-    return sources.split(' + ') if isinstance(sources, str) else [sources] if isinstance(sources, Path) else list(sources)
+    found = sources.split(' + ') if isinstance(sources, str) else [sources] if isinstance(sources, Path) else list(sources)
+    if not found or not all(str(s).strip() for s in found): raise ValueError(f'corpus {sources!r}: a source without a name; give world, text files or folders of photographs, with " + " between them')
+    return found
 
-def read_corpus(sources, photos:int=300, split='train')->tuple: # captions, {why: how many were left out}
-    "The clean captions of one source or several, in their order; of photographs only those of the split."
-    texts, left = [], Counter()
-    for s in sources_of(sources):
-        if s=='world': from cis_nb.world.layouts import world_root; s = world_root(coco=0, vaw=0, captions=photos)/'captions'
-        rows, skipped = read_captions(s, 'all', split if data_root(s, files=True).is_dir() else None)
-        found = [c for *_, t in rows if (c := clean(t))]
-        texts += found; left.update({**skipped.counts(), 'nothing is left when cleaned': len(rows)-len(found)})
-    return texts, {k: n for k,n in left.items() if n}
+# %% ../../nbs/03d_mining.corpus.ipynb #34cc5e99
+class Tally(Counter):
+    "What was left out, counted and no more: the names of a million lines would fill the memory."
+    def add(self, reason:str, name): self[reason] += 1
 
-# %% ../../nbs/03d_mining.corpus.ipynb #57956387
+def cleaned(lines, first:int=0, table:bool=False)->tuple: # [(number, caption)], {why: how many were left out}
+    "The clean captions among some lines of a text."
+    left, found = Tally(), []
+    for n, line in enumerate(lines, first):
+        image, _, text = columns_of(line, n, table, left)
+        if not image or not (text := clean_caption(text, n, left)): continue
+        if text := clean(cut_caption(text, n, left)): found.append((n, text))
+        else: left.add('nothing is left when cleaned', n)
+    return found, dict(left)
+
+# %% ../../nbs/03d_mining.corpus.ipynb #3a378fcf
+class Portion(NamedTuple):
+    "Some lines of a source, and the file that their marks go into."
+    path: str
+    lines: list
+    first: int          # number of the first one
+    table: bool
+    parser: str
+    kinds: tuple
+    seed: int
+
+def _arrays(job:Portion, nlp, texts)->dict:
+    "What is kept of the parsed captions of a portion."
+    found, masked = [np.zeros(0, MARK)], [np.zeros(0, '<u2')]
+    for (n, _), doc in zip(texts, nlp.pipe((t for _,t in texts), batch_size=256)):
+        found.append(marks(doc, job.kinds))
+        strings = [' '.join(t.text for t in doc.char_span(a, b)) for a,b in keywords(doc, job.kinds)]
+        masked.append(np.array(literal_ids(literal(doc.text, strings, random.Random(f'{job.seed} {n}'))), '<u2'))
+    return dict(marks=np.concatenate(found), sizes=[len(m) for m in found[1:]], literal=np.concatenate(masked), literal_sizes=[len(m) for m in masked[1:]])
+
+def _marked(job:Portion):
+    "Clean and parse one portion; the parser forgets the words of it that it did not know before."
+    nlp, (texts, left) = load_parser(job.parser), cleaned(job.lines, job.first, job.table)
+    with getattr(nlp, 'memory_zone', nullcontext)(): arrays = _arrays(job, nlp, texts)                 # since spaCy 3.8
+    with open(f'{job.path}.part', 'wb') as f: np.savez(f, **arrays, about=json.dumps(dict(lines=len(job.lines), captions=len(texts), left=left)))
+    os.replace(f'{job.path}.part', job.path)
+
+# %% ../../nbs/03d_mining.corpus.ipynb #c5c33e31
+def _part(path, name:str):
+    "One array of a portion."
+    with np.load(path) as z: return z[name]
+
+def _whole(path)->bool:
+    "Is a portion there as it was written?"
+    try:
+        with np.load(path) as z: [z[name] for name in ('marks', 'sizes', 'literal', 'literal_sizes', 'about')]
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error): return False
+    return True
+
+def _join(folder:Path, parts, name:str, sizes:str):
+    "Write `name`.npy, and `name`-starts.npy with one number more than there are captions."
+    starts = np.concatenate([[0], *(_part(p, sizes) for p in parts)]).astype(np.int64).cumsum()
+    with open(folder/f'{name}.npy', 'wb') as f:
+        np.lib.format.write_array_header_1_0(f, dict(descr=np.lib.format.dtype_to_descr(_part(parts[0], name).dtype), fortran_order=False, shape=(int(starts[-1]),)))
+        for p in parts: f.write(_part(p, name).tobytes())
+    np.save(folder/f'{name}-starts.npy', starts)
+
+# %% ../../nbs/03d_mining.corpus.ipynb #bd42e713
+def _stay_with_parent():
+    "End this process soon after its parent."
+    def watch(parent):
+        while os.getppid()==parent: time.sleep(1)
+        os._exit(1)
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+
+def ahead(work, jobs, workers:int):
+    "The results of all jobs in their order; two jobs per process are taken before they are asked for."
+    if workers<=1: yield from map(work, jobs); return
+    pool, waiting = ProcessPoolExecutor(workers, initializer=_stay_with_parent), deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(work, job))
+            if len(waiting)>=2*workers: yield waiting.popleft().result()
+        while waiting: yield waiting.popleft().result()
+    finally: pool.shutdown(cancel_futures=True)
+
+# %% ../../nbs/03d_mining.corpus.ipynb #29418def
+def _portions(folder:Path, texts, portion:int, *how):
+    "The portions of all sources, one after the other."
+    first = 0
+    for k, (lines, table) in enumerate(texts):
+        lines = iter(lines)
+        for j, some in enumerate(iter(lambda: list(islice(lines, portion)), [])):
+            yield Portion(str(folder/f'part-{k:03d}-{j:06d}.npz'), some, first, table, *how)
+            first += len(some)
+
+def _counted(folder:Path, sources, before)->tuple: # captions, {why: how many were left out}
+    "What the portions say of themselves; a source without any caption is an error."
+    captions, left = 0, Counter()
+    for k, (source, skipped) in enumerate(zip(sources, before)):
+        about = [json.loads(str(_part(p, 'about'))) for p in sorted(folder.glob(f'part-{k:03d}-*.npz'))]
+        mine = sum((Counter(a['left']) for a in about), Counter(skipped))
+        if not (n := sum(a['captions'] for a in about)): _clear(folder); raise ValueError(f'{source.path}: no captions; left out: {dict(mine) or "nothing"}')
+        captions += n; left += mine
+    return captions, dict(left)
+
+# %% ../../nbs/03d_mining.corpus.ipynb #a5151d35
+def _mark_all(folder:Path, sources, again, portion:int, processes, how, about:dict):
+    "Make the portions that are not there yet, and join them."
+    texts, sizes, before = zip(*(s.read() for s in sources))
+    missing = (j for j in _portions(folder, zip(texts, (s.table for s in sources)), portion, *how) if not _whole(j.path))
+    n = sum(-(-size//portion) for size in sizes)-len(list(folder.glob('part-*.npz')))
+    for _ in progress(ahead(_marked, missing, min(n, processes or machine()['cores'])), 'marking captions', 'portion', n): pass
+    if changed := [str(a.path) for a,b in zip(sources, again()) if a.key!=b.key]:
+        _clear(folder); raise ValueError(f'{", ".join(changed)}: changed while it was read; ask again when it is complete')
+    captions, left = _counted(folder, sources, before)
+    parts = sorted(folder.glob('part-*.npz'))
+    for name, ends in (('marks', 'sizes'), ('literal', 'literal_sizes')): _join(folder, parts, name, ends)
+    (folder/'corpus.json.part').write_text(json.dumps(dict(about, captions=captions, left=left)))
+    os.replace(folder/'corpus.json.part', folder/'corpus.json')
+
+def _clear(folder:Path):
+    for p in folder.glob('part-*'): p.unlink()
+
+def _build(folder:Path, *args):
+    "Make a corpus. Its portions go when all else is there: a kill before that does not cost them."
+    if not (folder/'corpus.json').exists(): _mark_all(folder, *args)
+    _clear(folder)
+
+# %% ../../nbs/03d_mining.corpus.ipynb #be649e8d
 def corpus_folder(sources='world', parser:str='auto', keys:str='published', photos:int=300, seed:int=0, portion:int=20_000, processes=None)->Path:
     "The folder of a corpus, made on first use and resumed after a kill."
     one_of('keys', keys, KEYS)
-    texts, left = read_corpus(sources, photos)
-    if not texts: raise ValueError(f'{sources}: there is no caption in it; left out: {left or "nothing"}')
-    parser = ('world' if sources=='world' else find_parser()) if parser=='auto' else parser
-    name = '+'.join(Path(s).name for s in sources_of(sources))
+    look = lambda: [source_of(s, photos) for s in sources_of(sources)]
+    found, parser = look(), ('world' if sources=='world' else find_parser()) if parser=='auto' else parser
+    name = '+'.join('world' if s=='world' else _plain(Path(s).name) for s in sources_of(sources))
     record = dict(parser=parser_name(load_parser(parser)), keys=keys, portion=portion, seed=seed)
-    counts = dict(sources=name, parser=record['parser'], keys=keys, captions=len(texts), left=left)
-    return stored('corpus', f'{name}-{keys}', record, lambda folder: _build(folder, texts, parser, KEYS[keys], seed, portion, processes, counts),
-                  [fingerprint(texts), spacy.__version__], ['cis_nb.mining.corpus', 'cis_nb.mining.captions', 'cis_nb.mining.parsers'], resume=True)
+    return stored('corpus', f'{name}-{keys}', record, lambda folder: _build(folder, found, look, portion, processes, (parser, KEYS[keys], seed), dict(sources=name, parser=record['parser'], keys=keys)),
+                  [s.key for s in found] + [spacy.__version__, open_clip.__version__, ftfy.__version__, *([Path(parser)] if Path(parser).is_dir() else [])],
+                  ['cis_nb.mining.corpus', 'cis_nb.mining.captions', 'cis_nb.mining.parsers', 'cis_nb.readers'], resume=True)
 
 # %% ../../nbs/03d_mining.corpus.ipynb #731b0f28
 HOW_MANY = dict(one=1, three=3, five=5)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['golden_texts', 'BOS', 'EOS', 'PSEUDO', 'DTYPES', 'Sees', 'golden_images', 'finite', 'SeesTokens', 'image_attention',
-           'tokenizer', 'word_ids', 'bpe', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder',
+           'tokenizer', 'word_ids', 'bpe', 'strings', 'Reads', 'by_length', 'ReadsTexts', 'Backbone', 'no_placeholder',
            'backbone_record', 'weights_hash', 'load_backbone', 'text_backbone', 'golden_features', 'check_golden',
            'save_backbone']
 
@@ -128,7 +128,14 @@ def bpe(text:str)->tuple:
     t = tokenizer()
     return tuple(i for w in t.pat.findall(t.clean_fn(text)) for i in word_ids(w))
 
-# %% ../../nbs/04a_models.backbone.ipynb #e1a80122
+# %% ../../nbs/04a_models.backbone.ipynb #fb8047fa
+def strings(texts)->list:
+    "`texts`, if they are a list of strings."
+    wrong = [i for i,t in enumerate(texts) if not isinstance(t, str)]
+    if isinstance(texts, str) or wrong: raise TypeError(f'texts must be a list of strings; {f"number {wrong[0]} is {texts[wrong[0]]!r}" if wrong else "this is one string"}')
+    return texts
+
+# %% ../../nbs/04a_models.backbone.ipynb #5ca82b85
 class Reads(SeesTokens):
     "The word half of a backbone."
     truncated = 0   # texts that were longer than the context
@@ -141,26 +148,26 @@ class Reads(SeesTokens):
     def D(self): return self.model.text_projection.shape[1]
 
     def tokenize(self, texts):   # list of B texts -> ids (B,T), T that of the longest
-        wrong = [i for i,t in enumerate(texts) if not isinstance(t, str)]
-        if isinstance(texts, str) or wrong: raise TypeError(f'texts must be a list of strings; {f"number {wrong[0]} is {texts[wrong[0]]!r}" if wrong else "this is one string"}')
-        rows = [bpe(t) for t in texts]
+        rows = [bpe(t) for t in strings(texts)]
         self.truncated += sum(len(r)>self.context-2 for r in rows)
         rows = [[BOS, *r[:self.context-2], EOS] for r in rows]
         ids = torch.zeros(len(rows), max(map(len, rows), default=2), dtype=torch.long)
         for row,r in zip(ids, rows): row[:len(r)] = torch.tensor(r)
         return ids
 
-# %% ../../nbs/04a_models.backbone.ipynb #7dc89578
+    def pieces(self, texts): return self.tokenize(texts)   # ids as the tower knows them
+    def lengths(self, pieces): return pieces.argmax(-1)+1  # up to the end token
+
+# %% ../../nbs/04a_models.backbone.ipynb #9088bbad
 def by_length(f,            # f(ids (b,t), numbers (b,)) -> (b,D)
-              ids,          # (B,T), padded
+              ids, length,  # (B,T), padded; (B,)
               batch_size:int):
     "Apply `f` to batches of texts of similar length, each cut to its longest; results in the order given."
-    length = ids.argmax(-1)+1
     order = length.argsort(stable=True)
     parts = [f(ids[i, :int(length[i].max())], i) for i in order.split(batch_size)]
     return torch.cat(parts)[order.argsort()]
 
-# %% ../../nbs/04a_models.backbone.ipynb #61068fbc
+# %% ../../nbs/04a_models.backbone.ipynb #12b5c509
 class ReadsTexts(Reads):
     "Texts as vectors, and as states."
     def _run(self, ids, x):   # ids (b,t), embeddings (b,t,W) -> states (b,t,W)
@@ -173,18 +180,20 @@ class ReadsTexts(Reads):
     def encode_ids(self, ids, batch_size=256):   # (B,T) -> (B,D)
         if not len(ids): return torch.zeros(0, self.D, device=self.device)
         one = lambda part, _: self._pool(part, self._run(part, self.model.token_embedding(part)))
-        return finite(by_length(one, ids.to(self.device), batch_size), 'text')
+        ids = ids.to(self.device)
+        return finite(by_length(one, ids, self.lengths(ids), batch_size), 'text')
 
     def encode_text(self, texts, batch_size=256):   # list of B texts -> (B,D), not normalised
-        return self.encode_ids(self.tokenize(texts), batch_size)
+        return self.encode_ids(self.pieces(texts), batch_size)
 
     def text_states(self, texts):   # list of B texts -> states (B,T,W) after the last norm, mask (B,T), true up to the end token
-        ids = self.tokenize(texts).to(self.device)
-        return self._run(ids, self.model.token_embedding(ids)), torch.arange(ids.shape[1], device=self.device) <= ids.argmax(-1)[:, None]
+        ids = self.pieces(texts).to(self.device)
+        return self._run(ids, self.model.token_embedding(ids)), torch.arange(ids.shape[1], device=self.device) < self.lengths(ids)[:, None]
 
-# %% ../../nbs/04a_models.backbone.ipynb #8e7336fe
+# %% ../../nbs/04a_models.backbone.ipynb #e067aea3
 class Backbone(ReadsTexts):
     "A CLIP dual encoder: pictures and words as vectors of one space."
+    pseudo = PSEUDO
     def __init__(self, model, name:str, source:str='', device='cpu'):
         super().__init__(model, device)
         self.name, self.source = name, source
@@ -193,13 +202,13 @@ class Backbone(ReadsTexts):
         def one(part, i):
             x = torch.where(at[i, :part.shape[1], None], vectors[i, None], self.model.token_embedding(part))
             return self._pool(part, self._run(part, x))
-        return finite(by_length(one, ids, batch_size), 'text') if len(ids) else torch.zeros(0, self.D, device=self.device)
+        return finite(by_length(one, ids, self.lengths(ids), batch_size), 'text') if len(ids) else torch.zeros(0, self.D, device=self.device)
 
     def encode_pseudo(self, prompts, vectors, every=True, batch_size=256):   # B prompts with `$` (or one for all), vectors (B,W) -> (B,D)
         prompts = [prompts]*len(vectors) if isinstance(prompts, str) else prompts
         if vectors.shape!=(len(prompts), self.W): raise ValueError(f'{len(prompts)} prompts need vectors ({len(prompts)},{self.W}), not {tuple(vectors.shape)}')
-        ids, vectors = self.tokenize(prompts).to(self.device), vectors.to(self.device, self.dtype)
-        at = ids==PSEUDO
+        ids, vectors = self.pieces(prompts).to(self.device), vectors.to(self.device, self.dtype)
+        at = ids==self.pseudo
         for i in (~at.any(1)).nonzero().flatten().tolist():
             raise ValueError(f'prompt {i} has no stand-alone `$` within {self.context} ids: {prompts[i][:80]!r}; write it with spaces around it')
         if not every: at &= at.cumsum(1)==1
@@ -228,18 +237,19 @@ def weights_hash(model)->str:
 Backbone.record = property(backbone_record)
 Backbone.fingerprint = property(lambda b: fingerprint([b.name, weights_hash(b.model), b.model.visual.preprocess_cfg]))
 
-# %% ../../nbs/04a_models.backbone.ipynb #74231f5f
+# %% ../../nbs/04a_models.backbone.ipynb #f5e2aa28
 DTYPES = dict(float32=torch.float32, float16=torch.float16, bfloat16=torch.bfloat16)
 
-def load_backbone(name:str='tiny',            # one of BACKBONES
+def load_backbone(name:str='tiny',            # one of BACKBONES, or 'blip' with a folder
                   pretrained:str='default',   # 'default', 'none', a .safetensors file, or a folder with one
                   device:str='auto', dtype:str='float32',
                   seed:int=0,                 # of the random weights of pretrained='none'
                   golden:bool=False           # compare with the test features that lie beside the weights
                  )->Backbone:
     "A backbone, ready to encode."
-    w, path = known(name), None if pretrained=='none' else weights_file(name, pretrained)
     if dtype not in DTYPES: raise ValueError(f'dtype {dtype!r} is not one of {", ".join(DTYPES)}')
+    if name=='blip': from cis_nb.models.blip import load_blip; return load_blip(pretrained, device, dtype, golden)
+    w, path = known(name), None if pretrained=='none' else weights_file(name, pretrained)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(w.config, str(path) if path else None).eval()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LAWS', 'SUPERVISION', 'SETTINGS', 'method_lincir', 'noise', 'MaskedCaptions', 'SelfMasking', 'Padded', 'corpus_of',
-           'seen_with', 'make_lincir', 'sources_lincir', 'lincir_rates']
+           'seen_with', 'make_lincir', 'sources_lincir', 'step_rate', 'lincir_rates']
 
 # %% ../../nbs/04da_models.lincir.ipynb #725cd92c
 import time
@@ -134,19 +134,29 @@ def sources_lincir(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
     return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}' for m in ('models.lincir', 'models.pseudo', 'models.judged', 'mining.corpus', 'benchmarks.protocol', 'benchmarks.cirr')]
 
-# %% ../../nbs/04da_models.lincir.ipynb #a8488d38
-def lincir_rates(backbone, corpus:Corpus, batch_size:int=512, steps:int=3, dtype:str='auto', seed:int=0)->pd.DataFrame: # way, seconds, operations, captions_per_s, times
-    "Seconds of a step (median; the first is not counted, its operations are), captions per second, and how many times the first way is passed."
+# %% ../../nbs/04da_models.lincir.ipynb #2b694ccb
+def step_rate(o, batches, dtype:str='auto', seed:int=0)->dict: # seconds, operations, bytes
+    "Seconds of a step of an objective (median; the first is not counted, its operations are), and on a GPU the most memory that it took; nothing where that was too little."
     from cis_nb.train import accelerator_for, adamw, update
-    acc, rows, rng = accelerator_for(str(backbone.device.type), dtype), [], np.random.default_rng(seed)
+    acc, optimizer, rng, seconds = accelerator_for(o.backbone.device.type, dtype), adamw(o.modules, 0.), np.random.default_rng(seed), []
+    cuda = o.backbone.device.type=='cuda'
+    if cuda: torch.cuda.empty_cache(); torch.cuda.reset_peak_memory_stats()
+    try:
+        with FlopCounterMode(display=False) as counter: update(o, o.prepare(batches[0], rng), optimizer, acc)
+        for ids in batches[1:]:
+            start = time.perf_counter(); update(o, o.prepare(ids, rng), optimizer, acc)
+            if cuda: torch.cuda.synchronize()
+            seconds.append(time.perf_counter()-start)
+    except torch.OutOfMemoryError: return dict(seconds=float('nan'), operations=float('nan'), bytes=float('nan'))
+    return dict(seconds=float(np.median(seconds)), operations=counter.get_total_flops(), bytes=torch.cuda.max_memory_allocated() if cuda else float('nan'))
+
+def lincir_rates(backbone, corpus:Corpus, batch_size:int=512, steps:int=3, dtype:str='auto', seed:int=0)->pd.DataFrame: # way, seconds, operations, bytes, captions_per_s, times
+    "A training step three ways: seconds, operations, memory, captions per second, and how many times the first way is passed."
+    rows, rng = [], np.random.default_rng(seed)
     batches = [rng.integers(0, len(corpus), batch_size) for _ in range(steps+1)]
     for way, kind, kept in (('padded, nothing kept', Padded, False), ('padded, meanings kept', Padded, True), ('cut, meanings kept', SelfMasking, True)):
         o = kind(backbone, Phi(backbone.D, backbone.W).to(backbone.device), corpus, {}, kept=False)
         if kept: o.kept = np.zeros((len(corpus), backbone.D), np.float32)       # what they are makes no difference to the clock
-        optimizer, seconds = adamw(o.modules, 0.), []
-        with FlopCounterMode(display=False) as counter: update(o, o.prepare(batches[0], rng), optimizer, acc)
-        for ids in batches[1:]:
-            start = time.perf_counter(); update(o, o.prepare(ids, rng), optimizer, acc); seconds.append(time.perf_counter()-start)
-        rows.append(dict(way=way, seconds=float(np.median(seconds)), operations=counter.get_total_flops()))
+        rows.append(dict(way=way, **step_rate(o, batches, dtype, seed)))
     out = pd.DataFrame(rows)
     return out.assign(captions_per_s=batch_size/out.seconds, times=out.seconds[0]/out.seconds)

@@ -97,7 +97,7 @@ class Weights:
     activation: str    # 'quick_gelu' or 'gelu'
     licence: str = 'MIT'
 
-# %% ../../nbs/04_models.weights.ipynb #527496bb
+# %% ../../nbs/04_models.weights.ipynb #984f2972
 BACKBONES = dict(
     tiny_xs= Weights('cis-tiny-xs', 'shipped', '', .004, 160, 32, 64, 'gelu', 'Apache-2.0'),
     tiny_s = Weights('cis-tiny-s', 'shipped', '', .008, 160, 64, 64, 'gelu', 'Apache-2.0'),
@@ -111,7 +111,7 @@ BACKBONES = dict(
 
 def known(name:str)->Weights:
     "A row of `BACKBONES`."
-    if name not in BACKBONES: raise ValueError(f'unknown backbone {name!r}; known are {", ".join(BACKBONES)}')
+    if name not in BACKBONES: raise ValueError(f'unknown backbone {name!r}; known are {", ".join(BACKBONES)}; and blip, which is read from a folder, but neither built nor saved')
     return BACKBONES[name]
 
 # %% ../../nbs/04_models.weights.ipynb #b9dc518d
