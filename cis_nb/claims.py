@@ -30,13 +30,13 @@ def claims()->pd.DataFrame: # id, paper, where, claim, comparison, printed, ...
     read = lambda name: pd.read_csv(files('cis_nb')/'paper'/name, keep_default_na=False)
     return read('claims.csv').merge(read('claims_check.csv').rename(columns=dict(holds_in_printed_numbers='printed')), on='id', how='left').set_index('id', drop=False)
 
-# %% ../nbs/09_claims.ipynb #3533e9ce
+# %% ../nbs/09_claims.ipynb #659e29d4
 WAITS = {
- 'C01 C02 C03 C04 C05 C16': 'CompoDiff (chapter 04f) on FashionIQ and CIRR (02c)', 'C06': 'CompoDiff (chapter 04f) and domain conversion (02c)',
- 'C07 C08': 'object composition (chapter 02c)', 'C09 C12': 'the CompoDiff denoiser (chapter 04f), timed in chapter 08', 'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (chapter 04f)',
+ 'C01 C02 C03 C04 C05 C16': 'CompoDiff (chapter 04f) on FashionIQ (02cc) and CIRR (02c)', 'C06': 'CompoDiff (chapter 04f) on domain conversion (02cd)',
+ 'C07': 'CompoDiff (chapter 04f) on object composition (02ce)', 'C08': 'several draws of object composition (02ce)', 'C09 C12': 'the CompoDiff denoiser (chapter 04f), timed in chapter 08', 'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (chapter 04f)',
  'C15': 'synthetic triplets (chapter 03c) in several sizes and CompoDiff (04f)',
  'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights', 'L02 L13 L14': 'the LRVS-F benchmark (chapter 02d)', 'L04 L05 L07 L09 L10 L11 L12 L15': 'CondViT (chapter 04e) on LRVS-F (02d)',
- 'N02 N03 N04': 'LinCIR (chapter 04d) with published backbones on the real benchmarks'}
+ 'N02 N03 N04': 'LinCIR (chapter 04da) with published backbones on the real benchmarks'}
 
 def waits_for()->dict: # claim -> what
     "What each claim that is not tested yet waits for."

@@ -140,7 +140,7 @@ def fingerprint(obj)->str:
     text = json.dumps(_canonical(obj), sort_keys=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-# %% ../nbs/00_core.ipynb #f676f85e
+# %% ../nbs/00_core.ipynb #e8ec7543
 @lru_cache(maxsize=256)
 def _code(text:str)->str:
     "Python source without comments and empty lines."
@@ -152,12 +152,12 @@ def _code(text:str)->str:
 _began = {f: f.read_text(encoding='utf-8') for f in Path(importlib.util.find_spec('cis_nb').origin).parent.rglob('*.py')}   # the library as this process has met it
 
 def _module_file(m)->Path:
-    "Where the code of a module (or its name) is, if it is still what runs here."
+    "Where the code of a module (or its name) is; an error if what runs here is no longer what the library says."
     spec = importlib.util.find_spec(getattr(m, '__name__', m))
     if not spec: raise ModuleNotFoundError(f'no module {m!r} to take the version of')
-    path = Path(spec.origin)
-    if path in _began and _code(path.read_text(encoding='utf-8'))!=_code(_began[path]): raise RuntimeError(f'{path} has changed since this process began, and what is computed here would be kept as the work of the new code: start the process (or the kernel) again')
-    return path
+    for f in [Path(m.__file__) for n,m in list(sys.modules.items()) if n.startswith('cis_nb.') and getattr(m, '__file__', None)]:     # one that is used by many need not be named by each
+        if f in _began and _code(f.read_text(encoding='utf-8'))!=_code(_began[f]): raise RuntimeError(f'{f} has changed since this process began, and what is computed here would be kept as the work of the new code: start the process (or the kernel) again')
+    return Path(spec.origin)
 
 def _source(m)->str:
     "The code of a module (or its name) or of a file."

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['WISHES', 'WORDS', 'PAPERS', 'KINDS', 'MAP_WORDS', 'PARTS', 'page_cell', 'shown', 'page_output', 'warned', 'load',
-           'states', 'told', 'esc', 'inline', 'badge', 'span', 'day', 'run_line', 'folded', 'relink', 'page', 'pages',
-           'paper_map', 'places', 'map_state', 'map_counts', 'map_page', 'front', 'results', 'typeset', 'site']
+           'states', 'told', 'esc', 'inline', 'badge', 'span', 'day', 'run_line', 'folded', 'relink', 'page',
+           'elsewhere', 'pages', 'paper_map', 'places', 'map_state', 'map_counts', 'map_page', 'front', 'results',
+           'typeset', 'site']
 
 # %% ../nbs/10b_site.ipynb #097e9dc9
 import html, json, os, re, shutil, subprocess, sys, time
@@ -126,13 +127,18 @@ def page(nb:dict, docs:dict, line:str='', caption:str='')->dict:
     spec = dict(kernelspec=dict(name='python3', display_name='Python 3', language='python'), language_info=dict(name='python', pygments_lexer='ipython3'))
     return dict(cells=cells, metadata=spec, nbformat=4, nbformat_minor=4)
 
-# %% ../nbs/10b_site.ipynb #ba094ef8
+# %% ../nbs/10b_site.ipynb #031ed0d4
 def _experiment_page(e, stands:tuple, docs:dict)->dict:
     "The page of an experiment, from the notebook of its run or, without one, from the source."
     path = e.folder/'notebook.ipynb'
     nb = read_notebook(path if path.exists() else e.notebook)
     caption = f'**This run.** `params/{e.profile}/{e.file.name}` sets the parameters below; all others keep the values of the cell above.'
     return page(nb, docs, run_line(e, stands, nb), caption)
+
+def elsewhere(chapter:str)->str:
+    "How to run a chapter that this profile leaves out."
+    f = min((f for f in (project_root()/'params').glob(f'*/{chapter}*.yaml') if f.stem.split('.')[0]==chapter or f.stem==chapter), key=lambda f: (['full', 'photos', 'bench', 'paper'].index(f.parent.name) if f.parent.name in ('full', 'photos', 'bench', 'paper') else 9, f.name), default=None)
+    return f'; <code>python -m cis_nb.book run {f.parent.name} {f.stem}</code> does' if f else ''
 
 def pages(found:dict, how:dict)->dict: # name of a page -> notebook
     "The chapters' pages."
@@ -141,7 +147,7 @@ def pages(found:dict, how:dict)->dict: # name of a page -> notebook
     out = {}
     for stem, es in by.items():
         out |= {e.name: _experiment_page(e, how[e.name], docs) for e in es}
-        if not es: out[stem] = page(read_notebook(notebooks()[stem]), docs, '<div class="cis-run">Words and code; this profile does not run this chapter.</div>')
+        if not es: out[stem] = page(read_notebook(notebooks()[stem]), docs, '<div class="cis-run">Words and code; this profile does not run this chapter'+elsewhere(stem)+'.</div>')
     about = read_notebook(project_root()/'nbs'/'index.ipynb')
     for c in about['cells']:   # links to files of the repository lead nowhere on the site, but for the map
         c['source'] = c['source'].replace('<!-- contents -->', contents()).replace('../cis_nb/paper/map.csv', 'map.md')

@@ -58,7 +58,7 @@ def asked(p:dict # the parameters of a chapter
     run.per_query = scored(run.per_query)
     return run
 
-# %% ../nbs/07b_variants.ipynb #94f1604e
+# %% ../nbs/07b_variants.ipynb #d6dd27ef
 def difference(per_query, a:str, b:str, task:str, seed=0)->list: # one for each seed
     "How much better `a` is than `b` in the score of a task."
     return contrast_seeds(per_query[(per_query.task==task) & per_query.method.isin([a, b])], {a: 1, b: -1}, of='score', seed=seed)
@@ -67,7 +67,7 @@ def said(found:list)->str:
     "Mean difference over seeds and what each of them allows one to say."
     sure = [verdict(c) for c in found]
     words = [f'{w} in {sure.count(w)}' for w in ('better', 'worse') if w in sure]
-    return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−') + f' ({", ".join(words) or "cannot tell"} of {len(found)})'
+    return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−') + f' ({", ".join(words)+" of" if words else "undecided in all"} {len(found)})'
 
 def mean_of(per_query, method:str, task:str)->str:
     "The score of a method on a task: mean and standard deviation over seeds."
@@ -90,7 +90,7 @@ def variant_forest(per_query, titles:dict, base:str, task:str, seed=0):
     cs = {m: contrast(per_query[(per_query.task==task) & per_query.method.isin([m, base])], {m: 1, base: -1}, of='score', seed=seed) for m in titles if m!=base}
     return forest([(titles[m], c['diff'], c['low'], c['high']) for m,c in cs.items()], f'points of {TASK[task]}', f'Against {titles[base]}')
 
-# %% ../nbs/07b_variants.ipynb #c7728c72
+# %% ../nbs/07b_variants.ipynb #d80ba568
 @torch.no_grad()
 def found_again(entry, b)->float: # percent
     "How often the word of a picture finds it among the gallery of `b`."
@@ -106,8 +106,10 @@ def seen_and_read(model, data='world', n:int=400, seed:int=0)->tuple: # (n,D), (
     return model.encode_image(model.normalise(images)).float().cpu(), model.encode_text(texts).float().cpu()
 
 @torch.no_grad()
-def gap_of_words(entry, data='world', n:int=400, seed:int=0)->float:
-    "Distance between the centres of `a photo of $` with the words of pictures, and with those of their captions."
+def gap_of_words(entry, data='world', n:int=400, seed:int=0, draws:int=0)->float:
+    "Distance between the centres of `a photo of $` with the words of pictures, and with those of their captions; of redrawn pictures, `draws` distances."
     model = getattr(entry.backbone, 'backbone', entry.backbone)
-    seen, read = (unit(model.encode_pseudo('a photo of $', entry.method.words(z)).cpu()).mean(0) for z in seen_and_read(model, data, n, seed))
-    return float((seen-read).norm())
+    seen, read = (unit(model.encode_pseudo('a photo of $', entry.method.words(z)).cpu()) for z in seen_and_read(model, data, n, seed))
+    if not draws: return float((seen-read).mean(0).norm())
+    share = np.random.default_rng(seed).multinomial(n, np.full(n, 1/n), draws)/n            # the same pictures for every method
+    return (torch.from_numpy(share).float()@(seen-read)).norm(dim=-1).numpy()

@@ -344,7 +344,7 @@ def test_training_is_the_same_after_a_kill(store):
     a, b = ((store/f/'phi.safetensors').read_bytes() for f in ('whole', 'killed'))
     assert a==b and json.loads((store/'whole/phi.json').read_text())['method']=='lincir'
 
-def test_the_default_for_a_published_backbone_is_lincir_and_its_weights_are_asked_for(tmp_path, monkeypatch):
+def test_the_default_for_a_published_backbone_is_lincir():
     from cis_nb.train import settings
     assert (settings(dict(backbone='vit_h'))['method'], settings(dict(backbone='vit_h'))['pretrained'])==('lincir', 'default')
 

@@ -34,7 +34,7 @@ def noise(law:str, shape, scale:float=1.)->torch.Tensor: # (B,D)
     one_of('noise', law, LAWS)
     return scale*LAWS[law](tuple(shape))
 
-# %% ../../nbs/04da_models.lincir.ipynb #474eac57
+# %% ../../nbs/04da_models.lincir.ipynb #2e8dd695
 SUPERVISION = ('masked', 'prompt', 'image')
 
 class MaskedCaptions:
@@ -48,6 +48,7 @@ class MaskedCaptions:
         self.portion = portion or (64 if backbone.device.type=='cpu' else 512)
         self.unit_input, self.unit_target, self.seen = unit_input, unit_target, seen
         self.modules = {'phi': phi}
+        self.counts = {'captions': len(corpus), **{f'left out: {k}': n for k,n in corpus.about['left'].items()}}
         backbone.requires_grad_(False)
         self.kept = corpus_features(backbone, corpus) if kept else None
         self.scale = scale*(self.spread() if relative else 1.)
@@ -102,7 +103,7 @@ class Padded(SelfMasking):
         b, ids = self.backbone, F.pad(known, (0, self.backbone.context-known.shape[1])).to(self.backbone.device)
         with torch.no_grad(): return b._pool(ids, b._run(ids, b.model.token_embedding(ids)))
 
-# %% ../../nbs/04da_models.lincir.ipynb #ea72869c
+# %% ../../nbs/04da_models.lincir.ipynb #e16e9887
 SETTINGS = dict(corpus='world', photos=300, parser='auto', keys='published', masking='runs', noise='product', scale=1., relative=False, supervision='masked', prompt=PROMPT,
                 width=0, drop=.5, norm=False, unit_input=False, unit_target=False, cirr=200)
 
@@ -132,7 +133,7 @@ method_lincir = pseudo_method
 
 def sources_lincir(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
-    return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}' for m in ('models.lincir', 'models.pseudo', 'models.judged', 'mining.corpus', 'benchmarks.protocol', 'benchmarks.cirr')]
+    return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}' for m in ('models.lincir', 'models.pseudo', 'models.judged', 'models.features', 'models.baselines', 'mining.corpus', 'benchmarks.protocol', 'benchmarks.cirr')]
 
 # %% ../../nbs/04da_models.lincir.ipynb #2b694ccb
 def step_rate(o, batches, dtype:str='auto', seed:int=0)->dict: # seconds, operations, bytes

@@ -37,7 +37,7 @@ class Pic2Word(Judged):
     def save(self, folder): save_phi(folder, self.method(), self.backbone, self.pretrained)
     def load(self, folder): self.mapper.load_state_dict(pseudo_method(folder, backbone=self.backbone)[0].phi.state_dict())
 
-# %% ../../nbs/04db_models.pic2word.ipynb #467f834d
+# %% ../../nbs/04db_models.pic2word.ipynb #1308d6c9
 SETTINGS = dict(photos=300, prompt=PROMPT, width=0, cirr=200)
 
 def make_pic2word(backbone, p:dict)->Pic2Word:
@@ -50,4 +50,4 @@ method_pic2word = pseudo_method
 
 def sources_pic2word(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
-    return [seen_in_training(backbone, p)[0], load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'contrastive')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']
+    return [seen_in_training(backbone, p)[0], load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'contrastive', 'features', 'baselines')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']

@@ -144,7 +144,7 @@ def invert(backbone, features, # (B,D) raw, of pictures
         mean = word.detach().clone() if mean is None else mean.lerp(word.detach(), 1-decay)
     return mean.cpu()
 
-# %% ../../nbs/04dc_models.searle.ipynb #186743b1
+# %% ../../nbs/04dc_models.searle.ipynb #91afc3da
 def found_words(backbone, seen, features, phrases:Phrases, near, p:dict, block:int=256)->np.ndarray: # (N,W), mapped from disk
     "The pseudo-words of the pictures in the folder `seen`, searched once and kept."
     def encode(part):
@@ -152,7 +152,7 @@ def found_words(backbone, seen, features, phrases:Phrases, near, p:dict, block:i
         return invert(backbone, features[rows], near[rows], phrases, p['search_steps'], p['search_lr'], seed=[p['seed'], part[0]]), range(len(part)), {}
     about = dict(backbone=backbone.name, n=len(features), block=block, few=p['few'], **{k: p[k] for k in ('search_steps', 'search_lr', 'seed')})
     folder = stored('words', f'{backbone.name}-searle', about, lambda to: fill_blocks(to, list(range(len(features))), backbone.W, encode, block, 'searches'),
-                    inputs=[backbone.fingerprint, seen, phrases.folder], code=['cis_nb.models.searle', 'cis_nb.models.features', 'cis_nb.models.backbone'], resume=True)
+                    inputs=[backbone.fingerprint, seen, phrases.folder], code=['cis_nb.models.searle', 'cis_nb.models.features', 'cis_nb.models.baselines', 'cis_nb.models.backbone'], resume=True)
     return np.load(folder/'features.npy', mmap_mode='r')
 
 # %% ../../nbs/04dc_models.searle.ipynb #47ee1ed7
@@ -204,7 +204,7 @@ def searched(backbone, folder, steps:int=350, few:int=15, prompt=PROMPT)->Search
     phrases = read_phrases(backbone, folder)
     return Searched('searle_oti', None, 'SEARLE-OTI', prompt=prompt, backbone=backbone, concepts=concept_features(backbone, phrases.names), phrases=phrases, steps=steps, few=few)
 
-# %% ../../nbs/04dc_models.searle.ipynb #256ca2b2
+# %% ../../nbs/04dc_models.searle.ipynb #6c6658a8
 SETTINGS = dict(photos=300, prompt=PROMPT, width=0, drop=.5, cirr=200, vocabulary='world', generator='world', phrases=16, few=15, many=150, search_steps=60, search_lr=.02, searches=0)
 
 def searle_data(backbone, p:dict)->tuple: # the folders of pictures and phrases, features
@@ -227,4 +227,4 @@ method_searle = pseudo_method
 def sources_searle(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
     seen, folder, _ = searle_data(backbone, p)
-    return [seen, folder, load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'features')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']
+    return [seen, folder, load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'features', 'baselines')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']

@@ -107,7 +107,7 @@ def draw_query(r)->tuple: # reference, concept, wishes, scenes
 
 def is_right(scene, concept:str, asked)->bool: return of(scene, concept) is not None and all(w.holds(scene, concept) for w in asked)
 
-# %% ../../nbs/01f_world.circo.ipynb #cb1bbf43
+# %% ../../nbs/01f_world.circo.ipynb #bac01431
 MOST = 23   # right images of a query
 
 def draw_set(n:int, seed:int=0)->tuple: # queries (number of the reference, concept, wishes, sentence), scenes
@@ -126,23 +126,23 @@ def write_circo(root:Path, n:int, seed:int=0):
     asked, scenes = draw_set(n, seed)
     shuffled = random.Random(seed).sample(range(1, len(scenes)+1), len(scenes))           # numbers that tell nothing
     entries = []
-    for ref, concept, w, words in asked:
+    for number, (ref, concept, w, words) in enumerate(asked):
         right = [j for j,s in enumerate(scenes) if j!=ref and is_right(s, concept, w)]
         if not 1<=len(right)<=MOST: continue
         aspects = {*(ASPECT[x.kind] for x in w), *(['statement_with_conjunction'] if len(w)>1 else []), *(['direct_addressing'] if words.startswith('is') else [])}
         ids = [shuffled[j] for j in right]
-        entries.append(dict(reference_img_id=shuffled[ref], target_img_id=ids[0], relative_caption=words, shared_concept=a(concept), gt_img_ids=ids, semantic_aspects=sorted(aspects), kinds=[x.kind for x in w]))
+        entries.append(dict(reference_img_id=shuffled[ref], target_img_id=ids[0], relative_caption=words, shared_concept=a(concept), gt_img_ids=ids, semantic_aspects=sorted(aspects), kinds=[x.kind for x in w], group=number//3))
     write_annotations(root/'circo/annotations', entries)
     write_gallery(root/'circo/COCO2017_unlabeled', scenes, shuffled, seed)
 
-# %% ../../nbs/01f_world.circo.ipynb #0be2c74e
+# %% ../../nbs/01f_world.circo.ipynb #dc8325fd
 PUBLIC = ('reference_img_id', 'relative_caption', 'shared_concept', 'id')   # what the test shows
 
 def write_annotations(folder:Path, entries:list):
     "val.json, test.json without its answers, and apart from them the answers and the kinds of wishes."
-    splits = dict(val=entries[::4], test=[e for i,e in enumerate(entries) if i%4])
+    splits = dict(val=[e for e in entries if e['group']%4==0], test=[e for e in entries if e['group']%4])          # the questions of one group of pictures stay together
     for split, some in splits.items():
-        some = [dict({k: v for k,v in e.items() if k!='kinds'}, id=i) for i,e in enumerate(some)]
+        some = [dict({k: v for k,v in e.items() if k not in ('kinds', 'group')}, id=i) for i,e in enumerate(some)]
         write_json(folder/f'{split}.json', some if split=='val' else [{k: e[k] for k in PUBLIC} for e in some])
         if split=='test': write_json(folder/'answers.test.json', {str(e['id']): e['gt_img_ids'] for e in some})
     for split, some in splits.items(): write_json(folder/f'kinds.{split}.json', {str(i): '+'.join(e['kinds']) for i,e in enumerate(some)})
