@@ -140,7 +140,7 @@ def fingerprint(obj)->str:
     text = json.dumps(_canonical(obj), sort_keys=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-# %% ../nbs/00_core.ipynb #e8ec7543
+# %% ../nbs/00_core.ipynb #1b363da3
 @lru_cache(maxsize=256)
 def _code(text:str)->str:
     "Python source without comments and empty lines."
@@ -151,24 +151,24 @@ def _code(text:str)->str:
 
 _began = {f: f.read_text(encoding='utf-8') for f in Path(importlib.util.find_spec('cis_nb').origin).parent.rglob('*.py')}   # the library as this process has met it
 
-def _module_file(m)->Path:
-    "Where the code of a module (or its name) is; an error if what runs here is no longer what the library says."
-    spec = importlib.util.find_spec(getattr(m, '__name__', m))
-    if not spec: raise ModuleNotFoundError(f'no module {m!r} to take the version of')
-    for f in [Path(m.__file__) for n,m in list(sys.modules.items()) if n.startswith('cis_nb.') and getattr(m, '__file__', None)]:     # one that is used by many need not be named by each
+def _check_unchanged():
+    "An error if a loaded module of the library is no longer what its file says; one that is used by many need not be named by each."
+    for f in [Path(m.__file__) for n,m in list(sys.modules.items()) if n.startswith('cis_nb.') and getattr(m, '__file__', None)]:
         if f in _began and _code(f.read_text(encoding='utf-8'))!=_code(_began[f]): raise RuntimeError(f'{f} has changed since this process began, and what is computed here would be kept as the work of the new code: start the process (or the kernel) again')
-    return Path(spec.origin)
 
 def _source(m)->str:
     "The code of a module (or its name) or of a file."
-    path = m if isinstance(m, Path) else _module_file(m)
+    if isinstance(m, Path): path = m
+    elif spec := importlib.util.find_spec(getattr(m, '__name__', m)): path = Path(spec.origin)
+    else: raise ModuleNotFoundError(f'no module {m!r} to take the version of')
     text = path.read_text(encoding='utf-8')
     return _code(text) if path.suffix=='.py' else text
 
-# %% ../nbs/00_core.ipynb #3833299a
+# %% ../nbs/00_core.ipynb #3e8683bd
 def code_version(*modules   # modules, their names like 'cis_nb.core', or paths of files
                 )->str:
     "16 hex digits of the sources; comments and fresh exports do not change it."
+    if not all(isinstance(m, Path) for m in modules): _check_unchanged()
     return fingerprint([_source(m) for m in modules])
 
 # %% ../nbs/00_core.ipynb #f122b327

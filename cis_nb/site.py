@@ -127,7 +127,7 @@ def page(nb:dict, docs:dict, line:str='', caption:str='')->dict:
     spec = dict(kernelspec=dict(name='python3', display_name='Python 3', language='python'), language_info=dict(name='python', pygments_lexer='ipython3'))
     return dict(cells=cells, metadata=spec, nbformat=4, nbformat_minor=4)
 
-# %% ../nbs/10b_site.ipynb #031ed0d4
+# %% ../nbs/10b_site.ipynb #6541c68e
 def _experiment_page(e, stands:tuple, docs:dict)->dict:
     "The page of an experiment, from the notebook of its run or, without one, from the source."
     path = e.folder/'notebook.ipynb'
@@ -137,8 +137,8 @@ def _experiment_page(e, stands:tuple, docs:dict)->dict:
 
 def elsewhere(chapter:str)->str:
     "How to run a chapter that this profile leaves out."
-    f = min((f for f in (project_root()/'params').glob(f'*/{chapter}*.yaml') if f.stem.split('.')[0]==chapter or f.stem==chapter), key=lambda f: (['full', 'photos', 'bench', 'paper'].index(f.parent.name) if f.parent.name in ('full', 'photos', 'bench', 'paper') else 9, f.name), default=None)
-    return f'; <code>python -m cis_nb.book run {f.parent.name} {f.stem}</code> does' if f else ''
+    files = [f for profile in ('full', 'photos', 'bench', 'paper') for f in sorted((project_root()/'params'/profile).glob('*.yaml')) if f'{f.stem}.'.startswith(f'{chapter}.')]
+    return f'; <code>python -m cis_nb.book run {files[0].parent.name} {files[0].stem}</code> does' if files else ''
 
 def pages(found:dict, how:dict)->dict: # name of a page -> notebook
     "The chapters' pages."

@@ -6,8 +6,8 @@
 __all__ = ['METHODS', 'COMMON', 'DEFAULTS', 'FREE', 'CHOICES', 'LOOP', 'shuffled', 'batch_at', 'step_seed', 'Made', 'ahead',
            'lr_at', 'trainable', 'adamw', 'weights', 'put_weights', 'write_atomic', 'save_checkpoint',
            'last_checkpoint', 'load_checkpoint', 'quick_bfloat16', 'accelerator_for', 'share_gradients', 'update',
-           'blend', 'averaged', 'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method', 'check',
-           'settings', 'run_of', 'make_objective', 'fit', 'launch', 'trained']
+           'blend', 'averaged', 'Log', 'train', 'batches', 'diverged', 'best_of', 'finished', 'find_method',
+           'check_values', 'settings', 'run_of', 'make_objective', 'fit', 'launch', 'trained']
 
 # %% ../nbs/05_train.ipynb #2be68150
 import contextlib, importlib, inspect, json, math, os, re, shutil, time
@@ -328,7 +328,7 @@ def find_method(name:str, what:str='make'):
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 
-# %% ../nbs/05_train.ipynb #8bbbea07
+# %% ../nbs/05_train.ipynb #8f106d18
 COMMON = dict(backbone='tiny', pretrained='auto', method='auto', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
               clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0, compile='')
 DEFAULTS = COMMON | {k: v for name in METHODS for k,v in find_method(name, 'SETTINGS').items()}
@@ -336,7 +336,7 @@ FREE = ('device', 'log_every', 'workers', 'processes')   # how a run is made, no
 
 CHOICES = dict(masking=MASKINGS, noise=LAWS, supervision=SUPERVISION, keys=KEYS, schedule=('cosine', 'constant'), compile=('', 'inductor', 'eager'))
 
-def check(p:dict)->dict:
+def check_values(p:dict)->dict:
     "The parameters, if their values can be meant; asked before hours are spent on a corpus."
     for k in [k for k in CHOICES if k in p]: one_of(k, p[k], CHOICES[k])
     if 'prompt' in p: check_prompt(p['prompt'])
@@ -353,7 +353,7 @@ def settings(p:dict)->dict:
     ours = p['backbone'].startswith('tiny')
     if p['method']=='auto': p['method'] = 'contrastive' if ours else 'lincir'
     if p['pretrained']=='auto': p['pretrained'] = 'none' if ours and p['method']=='contrastive' else 'default'    # what is trained from nothing
-    return check({k: p[k] for k in [*COMMON, *find_method(p['method'], 'SETTINGS')]})
+    return check_values({k: p[k] for k in [*COMMON, *find_method(p['method'], 'SETTINGS')]})
 
 # %% ../nbs/05_train.ipynb #d22ef7be
 def run_of(name:str)->str:
