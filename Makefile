@@ -26,6 +26,7 @@ $(READY): settings.ini setup.py pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (about 8.5 GB, half a minute to some minutes)"
 	@{ $(PY) -m pip install --quiet --disable-pip-version-check uv && $(PY) -m uv pip install --quiet --python $(PY) -c constraints.txt -e '.[dev]'; } \
 	  || { echo "uv could not do it; pip takes some minutes longer"; $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
+	@$(PY) -c 'import papermill, cis_nb.composed, cis_nb.site'   # compiles what they load, once, where two chapters at a time would do it twice
 	@touch $(READY)
 
 book: $(READY)

@@ -213,9 +213,10 @@ def _logged(path:Path):
     try: yield logger
     finally: os.dup2(stderr, 2); os.close(stderr); logger.removeHandler(log); log.close()
 
-# %% ../nbs/10_book.ipynb #f52f1a68
+# %% ../nbs/10_book.ipynb #cd5095c6
 def execute(e:Experiment, folder:Path, threads:int=1)->str: # what stopped it, '' for nothing
     "Run an experiment's notebook into `folder`."
+    sys.modules.setdefault('rfc3987_syntax', None)   # no grammar of web addresses for jsonschema, which notebooks do not need: compiling it takes three seconds of every run
     import papermill
     (folder/'.source.ipynb').write_text(json.dumps(runnable(e)), encoding='utf-8')
     with _logged(folder/'log.txt') as logger, environment(e, folder, threads):

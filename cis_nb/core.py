@@ -32,17 +32,18 @@ def store_root()->Path:
     "Where finished work is kept: $CIS_STORE, else `store/` in the checkout."
     return Path(os.environ.get('CIS_STORE') or project_root()/'store')
 
-# %% ../nbs/00_core.ipynb #243d4aa8
+# %% ../nbs/00_core.ipynb #a1e42a1a
 def data_root(name:str,  # a path, or the name of a folder below $CIS_DATA
-              files=False  # may it be a file?
+              files=False, # may it be a file?
+              what='data'  # the parameter that names it
              )->Path:
     "The folder of a data set."
     base = os.environ.get('CIS_DATA')
     for p in [Path(name).expanduser()] + ([Path(base)/name] if base else []):
         if p.is_dir() or files and p.is_file(): return p.resolve()
     tried = f'not one in CIS_DATA={base}' if base else 'CIS_DATA is not set'
-    raise FileNotFoundError(f'data {str(name)!r}: no such folder{" or file"*files} here, and {tried}. '
-                            'Give a full path, set CIS_DATA to the folder that holds it, or use data: world')
+    raise FileNotFoundError(f'{what} {str(name)!r}: no such folder{" or file"*files} here, and {tried}. '
+                            f'Give a full path, set CIS_DATA to the folder that holds it, or use {what}: world')
 
 # %% ../nbs/00_core.ipynb #2581df54
 def need_file(path,         # where the file should be

@@ -99,7 +99,7 @@ def text_of(path:Path)->dict:
     kept = stored('texts', _plain(path.name), dict(path=_plain(path), size=s.st_size, time=s.st_mtime_ns), build, code=['cis_nb.mining.corpus'])
     return json.loads((kept/'text.json').read_text())
 
-# %% ../../nbs/03d_mining.corpus.ipynb #cc392040
+# %% ../../nbs/03d_mining.corpus.ipynb #6bcad0c1
 class Source(NamedTuple):
     "Where captions come from."
     path: Path
@@ -117,7 +117,7 @@ def source_of(name, photos:int=300)->Source:
         from cis_nb.world.layouts import world_root
         root = world_root(coco=0, vaw=0, captions=photos)
         return Source(root/'captions', fingerprint(root), False, partial(_photo_lines, root/'captions'))
-    path = data_root(name, files=True)
+    path = data_root(name, files=True, what='corpus')
     if path.is_dir(): return Source(path, signature(path), False, partial(_photo_lines, path))
     about, table = text_of(path), '.tsv' in path.suffixes
     return Source(path, fingerprint([about, table]), table, lambda: (lines_of(path), about['lines'], {}))

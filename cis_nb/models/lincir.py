@@ -103,7 +103,7 @@ class Padded(SelfMasking):
         b, ids = self.backbone, F.pad(known, (0, self.backbone.context-known.shape[1])).to(self.backbone.device)
         with torch.no_grad(): return b._pool(ids, b._run(ids, b.model.token_embedding(ids)))
 
-# %% ../../nbs/04da_models.lincir.ipynb #e16e9887
+# %% ../../nbs/04da_models.lincir.ipynb #31be73ff
 SETTINGS = dict(corpus='world', photos=300, parser='auto', keys='published', masking='runs', noise='product', scale=1., relative=False, supervision='masked', prompt=PROMPT,
                 width=0, drop=.5, norm=False, unit_input=False, unit_target=False, cirr=200)
 
@@ -114,7 +114,7 @@ def corpus_of(p:dict)->Path:
 def seen_with(backbone, p:dict, n:int)->np.ndarray: # (n,D)
     "Features of the picture of each caption of the corpus."
     source = sources_of(p['corpus'])
-    if len(source)>1 or source[0]!='world' and data_root(source[0], files=True).is_file(): raise ValueError(f"supervision 'image': corpus {p['corpus']!r} has no pictures; give world, or one folder of photographs with captions")
+    if len(source)>1 or source[0]!='world' and data_root(source[0], files=True, what='corpus').is_file(): raise ValueError(f"supervision 'image': corpus {p['corpus']!r} has no pictures; give world, or one folder of photographs with captions")
     root = photo_root(dict(p, data=source[0]))
     owners = [image for image,_,t in read_captions(root, 'all', 'train')[0] if clean(t)]
     if len(owners)!=n: raise ValueError(f'{root}: {len(owners)} captions with pictures, and {n} in the corpus; the folder has changed since')

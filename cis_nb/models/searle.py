@@ -23,7 +23,7 @@ from .features import fill_blocks, text_features
 from .judged import Judged
 from .pseudo import PROMPT, Phi, PseudoWord, pseudo_method, save_phi, seen_in_training
 
-# %% ../../nbs/04dc_models.searle.ipynb #bb3fcc42
+# %% ../../nbs/04dc_models.searle.ipynb #f45226e8
 TEMPLATES = tuple(f'{a} {b}' for a,b in (('This is a photo of a', '$'), ('This photo contains a', '$'), ('A photo of a', '$'), ('This is an illustration of a', '$'), ('This illustration contains a', '$'), ('An illustrations of a', '$'),
              ('This is a sketch of a', '$'), ('This sketch contains a', '$'), ('A sketch of a', '$'), ('This is a diagram of a', '$'), ('This diagram contains a', '$'), ('A diagram of a', '$'), ('A', '$'), ('We see a', '$'))) + \
             ('$', 'We see a $ in this photo', 'We see a $ in this image', 'We see a $ in this illustration', 'We see a $ photo', 'We see a $ image', 'We see a $ illustration', '$ photo', '$ image', '$ illustration')
@@ -34,7 +34,7 @@ def read_concepts(vocabulary:str)->list:
         from cis_nb.world.captions import NOUNS
         from cis_nb.world.scenes import THINGS
         return [name for t in THINGS for name in NOUNS.get(t, (t,))]
-    path = data_root(vocabulary, files=True)
+    path = data_root(vocabulary, files=True, what='vocabulary')
     if path.is_dir(): raise ValueError(f'vocabulary {vocabulary!r}: {path} is a folder; give a text file with a name a line, or the class descriptions of Open Images (.csv)')
     try: names = pd.read_csv(path).DisplayName.dropna().tolist() if path.suffix=='.csv' else path.read_text(encoding='utf-8').splitlines()
     except (UnicodeDecodeError, AttributeError, pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise ValueError(f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with the column DisplayName') from e
@@ -82,14 +82,14 @@ def one_line(text:str)->str:
     while '..' in text: text = text.replace('..', '.')
     return ' '.join(no_placeholder(text).split())
 
-# %% ../../nbs/04dc_models.searle.ipynb #c014faae
+# %% ../../nbs/04dc_models.searle.ipynb #9d3c52a9
 def gap(phrase:str, concept:str, every:bool=True)->str:
     "A phrase with `$` in the place of its concept; the phrase itself where the concept does not stand in it as a word."
     return ' '.join(re.sub(rf'(?<!\w){re.escape(concept)}(?!\w)', ' $ ', phrase, count=0 if every else 1).split())
 
 def write_phrases(folder:Path, names, generator, n:int, seed:int):
     "phrases.json: concept -> phrases; left_out.json: concepts that a phrase of theirs does not name."
-    said = {c: grammar(c, n, np.random.default_rng([seed, i])) for i,c in enumerate(names)} if generator=='world' else continued(names, generator, n, seed)
+    said = {c: grammar(c, n, np.random.default_rng([seed, i])) for i,c in enumerate(names)} if generator=='world' else continued(names, data_root(generator, what='generator'), n, seed)
     good = {c: ps for c,ps in said.items() if all('$' in gap(p, c) for p in ps)}
     if not good: raise ValueError(f'generator {generator!r}: no phrase names its concept (the first: {next(iter(said.values()))[0]!r})')
     for name, what in (('phrases', good), ('left_out', [c for c in said if c not in good])): (folder/f'{name}.json').write_text(json.dumps(what, indent=0), encoding='utf-8')
@@ -100,7 +100,7 @@ def phrase_folder(vocabulary='world', generator='world', n=16, seed=0)->Path:
     return stored('phrases', Path(vocabulary).stem, dict(vocabulary=vocabulary, generator=str(generator), n=n, seed=seed), lambda to: write_phrases(to, names, generator, n, seed),
                   inputs=[str(names)], code=['cis_nb.models.searle', 'cis_nb.world.captions'])
 
-# %% ../../nbs/04dc_models.searle.ipynb #dc4f4055
+# %% ../../nbs/04dc_models.searle.ipynb #a2694dbf
 @dataclass
 class Phrases:
     "Concepts with their phrases, and what these mean."
@@ -109,10 +109,11 @@ class Phrases:
     meaning: object   # phrase -> feature
     folder: Path
 
-    def draw(self, near, rng, every:bool)->tuple: # (B,k) concepts -> B phrases with `$`, (B,D) of length one
-        "For each picture a phrase of one of its concepts; `every`: all mentions become `$`, else the first."
-        which = near[np.arange(len(near)), rng.integers(near.shape[1], size=len(near))]
-        phrases = [self.said[c][rng.integers(len(self.said[c]))] for c in which]
+    def draw(self, near, rng, every:bool, alike:bool=False)->tuple: # (B,k) concepts -> B phrases with `$`, (B,D) of length one
+        "For each picture a phrase of one of its concepts; `every`: all mentions become `$`, else the first; `alike`: one throw of the dice for all pictures."
+        place, luck = np.broadcast_to(rng.random((2, 1 if alike else len(near))), (2, len(near)))
+        which = near[np.arange(len(near)), (place*near.shape[1]).astype(int)]
+        phrases = [self.said[c][int(u*len(self.said[c]))] for c,u in zip(which, luck)]
         gaps = [gap(p, self.names[c], every) for p,c in zip(phrases, which)]
         return gaps, unit(self.meaning[phrases])
 
@@ -121,7 +122,7 @@ def read_phrases(backbone, folder)->Phrases:
     said = json.loads((Path(folder)/'phrases.json').read_text(encoding='utf-8'))
     return Phrases(list(said), list(said.values()), text_features(backbone, [p for ps in said.values() for p in ps]), folder)
 
-# %% ../../nbs/04dc_models.searle.ipynb #946e48d4
+# %% ../../nbs/04dc_models.searle.ipynb #dcf2b50f
 def away(a, b)->torch.Tensor: # (B,D), (B,D) -> (B,)
     "One minus the cosine."
     return 1-F.cosine_similarity(a.float(), b.float(), dim=-1)
@@ -130,26 +131,26 @@ def away(a, b)->torch.Tensor: # (B,D), (B,D) -> (B,)
 def invert(backbone, features, # (B,D) raw, of pictures
            near,               # (B,k) their concepts
            phrases:Phrases, steps:int=350, lr:float=.02, phrase_weight:float=.5, seed=0)->torch.Tensor: # (B,W)
-    "A pseudo-word for each picture, by descent (SEARLE, Sec. 3.1)."
+    "A pseudo-word for each picture, by descent (SEARLE, Sec. 3.1); the company of other pictures does not matter."
     decay = .99**(350/steps)                                     # shorter searches forget their beginning as well
-    rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+    rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     target, backbone = torch.as_tensor(np.asarray(features)).float().to(backbone.device), backbone.requires_grad_(False)
-    word = (.02*torch.randn(len(target), backbone.W, generator=g)).to(backbone.device).requires_grad_()
+    word = (.02*torch.randn(1, backbone.W, generator=g)).repeat(len(target), 1).to(backbone.device).requires_grad_()
     optimizer, mean = torch.optim.AdamW([word], lr=lr, weight_decay=.01), None
     for _ in range(steps):
-        asked = [TEMPLATES[i] for i in rng.integers(len(TEMPLATES), size=len(target))]
-        gaps, z = phrases.draw(near, rng, every=False)
-        loss = away(backbone.encode_pseudo(asked, word), target).mean() + phrase_weight*away(backbone.encode_pseudo(gaps, word), z.to(target.device)).mean()
-        optimizer.zero_grad(); (loss/(1+phrase_weight)).backward(); optimizer.step()
+        asked = [TEMPLATES[rng.integers(len(TEMPLATES))]]*len(target)
+        gaps, z = phrases.draw(near, rng, every=False, alike=True)
+        loss = away(backbone.encode_pseudo(asked, word), target) + phrase_weight*away(backbone.encode_pseudo(gaps, word), z.to(target.device))
+        optimizer.zero_grad(); (loss.sum()/(1+phrase_weight)).backward(); optimizer.step()      # a sum: a gradient does not shrink with the company
         mean = word.detach().clone() if mean is None else mean.lerp(word.detach(), 1-decay)
     return mean.cpu()
 
-# %% ../../nbs/04dc_models.searle.ipynb #91afc3da
+# %% ../../nbs/04dc_models.searle.ipynb #68dcc9ba
 def found_words(backbone, seen, features, phrases:Phrases, near, p:dict, block:int=256)->np.ndarray: # (N,W), mapped from disk
     "The pseudo-words of the pictures in the folder `seen`, searched once and kept."
     def encode(part):
         rows = np.asarray(part)
-        return invert(backbone, features[rows], near[rows], phrases, p['search_steps'], p['search_lr'], seed=[p['seed'], part[0]]), range(len(part)), {}
+        return invert(backbone, features[rows], near[rows], phrases, p['search_steps'], p['search_lr'], seed=p['seed']), range(len(part)), {}
     about = dict(backbone=backbone.name, n=len(features), block=block, few=p['few'], **{k: p[k] for k in ('search_steps', 'search_lr', 'seed')})
     folder = stored('words', f'{backbone.name}-searle', about, lambda to: fill_blocks(to, list(range(len(features))), backbone.W, encode, block, 'searches'),
                     inputs=[backbone.fingerprint, seen, phrases.folder], code=['cis_nb.models.searle', 'cis_nb.models.features', 'cis_nb.models.baselines', 'cis_nb.models.backbone'], resume=True)
