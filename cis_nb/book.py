@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'settings', 'only_people',
-           'Experiment', 'experiments', 'parameters', 'imported', 'modules', 'depends', 'environment', 'runnable',
-           'execute', 'audit', 'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake', 'make',
-           'contents', 'readme', 'main']
+           'Experiment', 'experiments', 'parameters', 'imported', 'modules', 'ran_with', 'depends', 'environment',
+           'runnable', 'execute', 'audit', 'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake',
+           'make', 'contents', 'readme', 'main']
 
 # %% ../nbs/10_book.ipynb #c5c40c27
 import argparse, ast, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
@@ -172,14 +172,19 @@ def modules(source:str)->dict: # name -> hash
         todo |= names
     return dict(sorted(found.items()))
 
-# %% ../nbs/10_book.ipynb #474936a9
+# %% ../nbs/10_book.ipynb #8f27f2b1
+def ran_with(e:Experiment, need:str)->dict:
+    "The parameters that an experiment before this one was last run with; nothing if it has not run."
+    receipt = e.folder.with_name(need)/'receipt.json'
+    return json.loads(receipt.read_text(encoding='utf-8'))['params'] if receipt.exists() else {}
+
 def depends(e:Experiment)->dict:
-    "Hashes of all that an experiment's result depends on, the experiments before it aside."
+    "What an experiment's result depends on: hashes, and the parameters of the experiments before it."
     source = '\n'.join(c['source'] for c in code_cells(read_notebook(e.notebook)))
     found, reads, own = modules(source), settings()['reads'], re.findall(r'^#\|\s*default_exp\s+(\S+)', source, re.M)
     patterns = [p for m in [*found, *(f'cis_nb.{m}' for m in own)] for p in reads.get(m, ())]
     files = {f for p in patterns for f in project_root().glob(p) if f.is_file()}
-    return dict(notebook=fingerprint(e.notebook), params=e.params, needs=list(e.needs), modules=found,
+    return dict(notebook=fingerprint(e.notebook), params=e.params, needs={n: ran_with(e, n) for n in e.needs}, modules=found,
                 reads={f.relative_to(project_root()).as_posix(): fingerprint(f) for f in sorted(files)})
 
 # %% ../nbs/10_book.ipynb #780ebb4b
@@ -343,10 +348,12 @@ def readme()->str:
     words = '\n\n'.join(c['source'] for c in read_notebook(project_root()/'nbs'/'index.ipynb')['cells'] if c['cell_type']=='markdown')
     return re.sub(r'\]\((?!\w+:|#|\.\./)', '](nbs/', words.replace('<!-- contents -->', contents())).replace('](../', '](') + '\n'
 
-# %% ../nbs/10_book.ipynb #f0cd03d5
+# %% ../nbs/10_book.ipynb #66e0f038
 def _run(profile, name, data, n)->bool:
     "Run one experiment and say on one line how it went."
-    e = experiments(profile, data)[name]
+    found = experiments(profile, data)
+    e = found[name]
+    if old := [o for o in e.needs if not done(found[o])]: print(f'  !  {name} uses {", ".join(old)} as last run, or not at all; `python -m cis_nb.book run {profile} {old[0]}` brings it up to date', flush=True)
     print(f'  …  {name}', flush=True)
     if ok := run(e, n): print(f'  ✓  {name}  {json.loads((e.folder/"run.json").read_text())["seconds"]:.0f} s  {json.loads(e.receipt.read_text())["headline"]}', flush=True)
     else: print(f'  ✗  {name}  {json.loads((e.folder/"failed.json").read_text())["reasons"][0]}  (log: {e.folder/"log.txt"})', flush=True)
