@@ -6,14 +6,14 @@
 __all__ = ['BRIEF', 'TASK', 'base_of', 'variants', 'scored', 'asked', 'difference', 'said', 'mean_of', 'variant_table',
            'variant_forest', 'found_again', 'seen_and_read', 'gap_of_words']
 
-# %% ../nbs/07b_variants.ipynb #acfd8dec
+# %% ../nbs/07b_variants.ipynb #68b002d5
 from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 import numpy as np, pandas as pd, torch
 from .benchmarks.circo import average_precision
 from .book import parameters
-from .compare import contrast, contrast_seeds, verdict
+from .compare import contrast_seeds, verdict, widest
 from .composed import composed
 from .evaluate import trained_entry
 from .models.backbone import load_backbone
@@ -58,7 +58,7 @@ def asked(p:dict # the parameters of a chapter
     run.per_query = scored(run.per_query)
     return run
 
-# %% ../nbs/07b_variants.ipynb #d6dd27ef
+# %% ../nbs/07b_variants.ipynb #64ebf892
 def difference(per_query, a:str, b:str, task:str, seed=0)->list: # one for each seed
     "How much better `a` is than `b` in the score of a task."
     return contrast_seeds(per_query[(per_query.task==task) & per_query.method.isin([a, b])], {a: 1, b: -1}, of='score', seed=seed)
@@ -85,9 +85,9 @@ def variant_table(per_query, titles:dict, base:str, seed=0)->pd.DataFrame:
     return pd.DataFrame(rows)
 
 def variant_forest(per_query, titles:dict, base:str, task:str, seed=0):
-    "Differences to the base with their intervals, seeds averaged query by query; nothing where the task was not asked."
+    "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not asked."
     if task not in set(per_query.task): return None
-    cs = {m: contrast(per_query[(per_query.task==task) & per_query.method.isin([m, base])], {m: 1, base: -1}, of='score', seed=seed) for m in titles if m!=base}
+    cs = {m: widest(difference(per_query, m, base, task, seed)) for m in titles if m!=base}
     return forest([(titles[m], c['diff'], c['low'], c['high']) for m,c in cs.items()], f'points of {TASK[task]}', f'Against {titles[base]}')
 
 # %% ../nbs/07b_variants.ipynb #d80ba568

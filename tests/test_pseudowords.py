@@ -40,17 +40,28 @@ def test_the_class_names_of_open_images():
 def test_a_phrase_is_one_line_without_dollars(texts):
     for t in map(S.one_line, texts): assert not {'\n', '$'} & set(t) and '..' not in t and t==t.strip()
 
-def test_concepts_that_do_not_come_up_are_left_out_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(S, 'continued', lambda names, folder, n, seed: {'cat': ['a photo of cat that sits']*n, 'the moon': ['a photo of the'+' moon that shines', 'nothing']})
-    S.write_phrases(tmp_path, ['cat', 'the moon'], 'some/model', 2, 0)
+def test_concepts_that_do_not_come_up_are_left_out_and_counted(tmp_path):
+    said = {'cat': ['a photo of cat that sits']*2, 'the moon': ['a photo of the'+' moon that shines', 'nothing']}
+    S.write_phrases(tmp_path, list(said), lambda i, concept: said[concept])
     assert json.loads((tmp_path/'phrases.json').read_text())=={'cat': ['a photo of cat that sits']*2}
     assert json.loads((tmp_path/'left_out.json').read_text())==['the moon']
-    monkeypatch.setattr(S, 'continued', lambda names, folder, n, seed: {'cat': ['nothing']})
-    with pytest.raises(ValueError, match='no phrase names its concept'): S.write_phrases(tmp_path, ['cat'], 'some/model', 2, 0)
+    (tmp_path/'other').mkdir()
+    with pytest.raises(ValueError, match='no phrase names its concept'): S.write_phrases(tmp_path/'other', ['cat'], lambda i, concept: ['nothing'])
+
+def test_phrases_that_were_stopped_go_on(tmp_path):
+    asked = []
+    def say(i, concept):
+        if len(asked)==3: asked.append('stop'); raise KeyboardInterrupt
+        asked.append((i, concept)); return [f'a photo of {concept} that sits']
+    names = ['cat', 'boat', 'hat', 'cup', 'bus']
+    with pytest.raises(KeyboardInterrupt): S.write_phrases(tmp_path, names, say, portion=2)
+    S.write_phrases(tmp_path, names, say, portion=2)
+    assert asked==[(0, 'cat'), (1, 'boat'), (2, 'hat'), 'stop', (2, 'hat'), (3, 'cup'), (4, 'bus')]       # the first portion is not said again
+    assert list(json.loads((tmp_path/'phrases.json').read_text()))==names
 
 def test_without_the_package_the_error_names_it():
     if importlib.util.find_spec('transformers'): pytest.skip('transformers is installed')
-    with pytest.raises(ImportError, match='pip install transformers'): S.continued(['cat'], 'somewhere', 2)
+    with pytest.raises(ImportError, match='pip install transformers'): S.continued('somewhere', 2)
 
 def test_a_small_language_model_goes_on_with_concepts(tmp_path):
     transformers = pytest.importorskip('transformers')
@@ -60,9 +71,10 @@ def test_a_small_language_model_goes_on_with_concepts(tmp_path):
     transformers.PreTrainedTokenizerFast(tokenizer_object=t, eos_token='<end>').save_pretrained(tmp_path)
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(words), n_positions=40, n_embd=16, n_layer=1, n_head=2, eos_token_id=len(words)-1)).save_pretrained(tmp_path, safe_serialization=True)
-    said = S.continued(['cat', 'boat'], tmp_path, 3)
+    def say_all(): say = S.continued(tmp_path, 3); return {c: say(i, c) for i,c in enumerate(['cat', 'boat'])}
+    said = say_all()
     assert {c: len(p) for c,p in said.items()}=={'cat': 3, 'boat': 3} and all(p.startswith(f'a photo of {c} that') for c,ps in said.items() for p in ps)
-    assert said==S.continued(['cat', 'boat'], tmp_path, 3)
+    assert said==say_all()
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=50, deadline=None)
@@ -98,6 +110,7 @@ def test_a_found_word_means_its_picture_and_not_another(store):
     with torch.no_grad(): q = unit(tiny.encode_pseudo('a photo of $', words))
     assert (q@unit(torch.from_numpy(features)).T).argmax(1).tolist()==list(range(12))
     torch.testing.assert_close(S.invert(tiny, features, near, phrases, 3), S.invert(tiny, features, near, phrases, 3))
+    torch.testing.assert_close(S.invert(tiny, features[7:9], near[7:9], phrases, 8), S.invert(tiny, features, near, phrases, 8)[7:9], atol=1e-4, rtol=1e-3)      # whoever else is searched for
     assert not any(p.requires_grad for p in tiny.parameters())
 
 def test_a_stopped_search_goes_on_at_its_block(store, monkeypatch):
@@ -107,12 +120,13 @@ def test_a_stopped_search_goes_on_at_its_block(store, monkeypatch):
     p, real, made = dict(search_steps=2, search_lr=.02, few=3, seed=0), S.invert, []
     def dies(*a, **kw):
         if len(made)==2: raise KeyboardInterrupt
-        made.append(kw['seed']); return real(*a, **kw)
+        made.append(a[1][0]); return real(*a, **kw)
     monkeypatch.setattr(S, 'invert', dies)
     with pytest.raises(KeyboardInterrupt): S.found_words(tiny, seen, features, phrases, near, p, block=16)
-    monkeypatch.setattr(S, 'invert', lambda *a, **kw: made.append(kw['seed']) or real(*a, **kw))
+    monkeypatch.setattr(S, 'invert', lambda *a, **kw: made.append(a[1][0]) or real(*a, **kw))
     words = S.found_words(tiny, seen, features, phrases, near, p, block=16)
-    assert [s[1] for s in made]==list(range(0, len(features), 16)) and words.shape==(len(features), tiny.W) and np.isfinite(words).all()
+    assert np.array_equal(made, features[::16])           # each block once
+    assert words.shape==(len(features), tiny.W) and np.isfinite(words).all()
 
 # ---- runs
 

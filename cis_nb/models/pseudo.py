@@ -42,7 +42,7 @@ def make_net(net:str='phi', **settings)->nn.Module:
     one_of('net', net, NETS)
     return NETS[net](**settings)
 
-# %% ../../nbs/04d_models.pseudo.ipynb #48d18007
+# %% ../../nbs/04d_models.pseudo.ipynb #5a98e0b0
 PROMPT = 'a photo of $ that {condition}'
 
 def check_prompt(prompt)->str:
@@ -65,6 +65,7 @@ class PseudoWord(Method):
     @torch.no_grad()
     def encode_query(self, ref, texts, backbone)->torch.Tensor: # (B,D) of length one
         "The text features of the prompt with the pseudo-words in it."
+        if isinstance(texts, str) or len(texts)!=len(ref): raise ValueError(f'texts: give a list with one text for each of the {len(ref)} references, not {texts if isinstance(texts, str) else len(texts)!r}')
         prompts = [self.prompt.replace('{condition}', no_placeholder(t)) for t in texts]
         return unit(backbone.encode_pseudo(prompts, self.words(ref)).cpu())
 

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['TEMPLATES', 'SETTINGS', 'method_searle', 'read_concepts', 'concept_features', 'nearest_concepts', 'grammar',
-           'continued', 'one_line', 'gap', 'write_phrases', 'phrase_folder', 'Phrases', 'read_phrases', 'away',
-           'invert', 'found_words', 'counterparts', 'Searle', 'Searched', 'searched', 'searle_data', 'make_searle',
-           'sources_searle']
+           'continued', 'one_line', 'gap', 'write_phrases', 'speaker', 'phrase_folder', 'Phrases', 'read_phrases',
+           'away', 'invert', 'found_words', 'counterparts', 'Searle', 'Searched', 'searched', 'searle_data',
+           'make_searle', 'sources_searle']
 
-# %% ../../nbs/04dc_models.searle.ipynb #c6fcabd6
-import json, re
+# %% ../../nbs/04dc_models.searle.ipynb #88d3ad40
+import json, os, re
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd, torch
@@ -54,7 +54,7 @@ def nearest_concepts(features,  # (N,D) of pictures
     "What is to be seen, as far as the vocabulary has a name for it."
     return (unit(torch.as_tensor(np.asarray(features))).float()@concepts.T).topk(min(k, len(concepts))).indices.numpy()
 
-# %% ../../nbs/04dc_models.searle.ipynb #13af0038
+# %% ../../nbs/04dc_models.searle.ipynb #523bf88c
 def grammar(concept:str, n:int, rng)->list:
     "What one can say of a thing of the world."
     from cis_nb.world.captions import PLACE_WORDS, a
@@ -63,18 +63,18 @@ def grammar(concept:str, n:int, rng)->list:
     ways = (lambda: f'is {rng.choice(tuple(COLORS))}', lambda: f'is {rng.choice(PATTERNS)}', lambda: f'is {rng.choice(places)}', lambda: f'is next to {a(str(rng.choice(THINGS)))}', lambda: f'is {rng.choice(tuple(COLORS))} and {rng.choice(PATTERNS)}')
     return [f'a photo of {concept} that {ways[rng.integers(len(ways))]()}' for _ in range(n)]
 
-def continued(concepts, folder, n:int, seed:int=0, device='cpu')->dict: # concept -> phrases
-    "What a causal language model says of each concept (SEARLE: GPT-Neo, temperature 0.5, no pair of words twice)."
+def continued(folder, n:int, seed:int=0, device='cpu'): # -> say(i, concept) -> phrases
+    "What a causal language model says of the i-th concept (SEARLE: GPT-Neo, temperature 0.5, no pair of words twice); in half precision on a GPU."
     try: from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as e: raise ImportError(f'the language model in {folder} needs the package transformers: pip install transformers') from e
     tokens, model = AutoTokenizer.from_pretrained(folder, local_files_only=True), AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
-    torch.manual_seed(seed)
-    out = {}
-    for c in progress(concepts, 'phrases', 'concept'):
-        begin = tokens(f'a photo of {c} that', return_tensors='pt').to(device)
+    if torch.device(device).type=='cuda': model.half()
+    def say(i, concept):
+        torch.manual_seed(seed*1_000_003+i)
+        begin = tokens(f'a photo of {concept} that', return_tensors='pt').to(device)
         said = model.generate(**begin, do_sample=True, temperature=.5, max_length=35, no_repeat_ngram_size=2, num_return_sequences=n, pad_token_id=tokens.eos_token_id)
-        out[c] = [one_line(t) for t in tokens.batch_decode(said, skip_special_tokens=True)]
-    return out
+        return [one_line(t) for t in tokens.batch_decode(said, skip_special_tokens=True)]
+    return say
 
 def one_line(text:str)->str:
     "A phrase without line breaks and rows of dots."
@@ -82,23 +82,34 @@ def one_line(text:str)->str:
     while '..' in text: text = text.replace('..', '.')
     return ' '.join(no_placeholder(text).split())
 
-# %% ../../nbs/04dc_models.searle.ipynb #9d3c52a9
+# %% ../../nbs/04dc_models.searle.ipynb #ebf12bd9
 def gap(phrase:str, concept:str, every:bool=True)->str:
     "A phrase with `$` in the place of its concept; the phrase itself where the concept does not stand in it as a word."
     return ' '.join(re.sub(rf'(?<!\w){re.escape(concept)}(?!\w)', ' $ ', phrase, count=0 if every else 1).split())
 
-def write_phrases(folder:Path, names, generator, n:int, seed:int):
-    "phrases.json: concept -> phrases; left_out.json: concepts that a phrase of theirs does not name."
-    said = {c: grammar(c, n, np.random.default_rng([seed, i])) for i,c in enumerate(names)} if generator=='world' else continued(names, data_root(generator, what='generator'), n, seed)
+def write_phrases(folder:Path, names, say, portion:int=64):
+    "phrases.json: concept -> phrases; left_out.json: concepts that a phrase of theirs does not name. Portions are kept, so that what was stopped goes on."
+    said = {}
+    for at in progress(range(0, len(names), portion), 'phrases', 'portion'):
+        part = folder/f'part-{at:06d}.json'
+        if not part.exists():
+            (folder/'writing').write_text(json.dumps({c: say(i, c) for i,c in enumerate(names[at:at+portion], at)}), encoding='utf-8')
+            os.replace(folder/'writing', part)
+        said |= json.loads(part.read_text(encoding='utf-8'))
     good = {c: ps for c,ps in said.items() if all('$' in gap(p, c) for p in ps)}
-    if not good: raise ValueError(f'generator {generator!r}: no phrase names its concept (the first: {next(iter(said.values()))[0]!r})')
+    if not good: raise ValueError(f'no phrase names its concept (the first: {next(iter(said.values()))[0]!r}); another vocabulary or another generator may do better')
     for name, what in (('phrases', good), ('left_out', [c for c in said if c not in good])): (folder/f'{name}.json').write_text(json.dumps(what, indent=0), encoding='utf-8')
 
-def phrase_folder(vocabulary='world', generator='world', n=16, seed=0)->Path:
+def speaker(generator, n:int, seed:int, device='cpu'): # -> say(i, concept) -> phrases
+    "The grammar of the world, or a language model."
+    if generator=='world': return lambda i, concept: grammar(concept, n, np.random.default_rng([seed, i]))
+    return continued(data_root(generator, what='generator'), n, seed, device)
+
+def phrase_folder(vocabulary='world', generator='world', n=16, seed=0, device='cpu')->Path:
     "Phrases about every concept of a vocabulary, made once."
     names = read_concepts(vocabulary)
-    return stored('phrases', Path(vocabulary).stem, dict(vocabulary=vocabulary, generator=str(generator), n=n, seed=seed), lambda to: write_phrases(to, names, generator, n, seed),
-                  inputs=[str(names)], code=['cis_nb.models.searle', 'cis_nb.world.captions'])
+    return stored('phrases', Path(vocabulary).stem, dict(vocabulary=vocabulary, generator=str(generator), n=n, seed=seed), lambda to: write_phrases(to, names, speaker(generator, n, seed, device)),
+                  inputs=[str(names)], code=['cis_nb.models.searle', 'cis_nb.world.captions'], resume=True)
 
 # %% ../../nbs/04dc_models.searle.ipynb #a2694dbf
 @dataclass
@@ -163,10 +174,10 @@ def counterparts(a, b, tau:float=.25)->torch.Tensor: # (B,W), (B,W) -> loss
     S = (x@x.T/tau).fill_diagonal_(float('-inf'))
     return F.cross_entropy(S, torch.arange(len(x), device=x.device).roll(len(a)))
 
-# %% ../../nbs/04dc_models.searle.ipynb #ed8f5860
+# %% ../../nbs/04dc_models.searle.ipynb #f9f64ee1
 class Searle(Judged):
     "The objective of `method: searle`: φ learns words that were found by search (SEARLE, Sec. 3.2)."
-    name, betas = 'searle', (.9, .999)
+    name, betas, sparing = 'searle', (.9, .999), False
     def __init__(self, backbone, phi, features, words, near, phrases:Phrases, benchmarks:dict, phrase_weight=.75, prompt=PROMPT, pretrained='default'):
         self.backbone, self.phi, self.data, self.words, self.near, self.phrases = backbone, phi, features, words, near, phrases
         self.benchmarks, self.phrase_weight, self.prompt, self.pretrained = benchmarks, phrase_weight, prompt, pretrained
@@ -205,13 +216,13 @@ def searched(backbone, folder, steps:int=350, few:int=15, prompt=PROMPT)->Search
     phrases = read_phrases(backbone, folder)
     return Searched('searle_oti', None, 'SEARLE-OTI', prompt=prompt, backbone=backbone, concepts=concept_features(backbone, phrases.names), phrases=phrases, steps=steps, few=few)
 
-# %% ../../nbs/04dc_models.searle.ipynb #6c6658a8
+# %% ../../nbs/04dc_models.searle.ipynb #0714802c
 SETTINGS = dict(photos=300, prompt=PROMPT, width=0, drop=.5, cirr=200, vocabulary='world', generator='world', phrases=16, few=15, many=150, search_steps=60, search_lr=.02, searches=0)
 
 def searle_data(backbone, p:dict)->tuple: # the folders of pictures and phrases, features
     "What the parameters name: phrases, and the first `searches` pictures."
     seen, features = seen_in_training(backbone, p)
-    return seen, phrase_folder(p['vocabulary'], p['generator'], p['phrases']), features[:p['searches'] or None]
+    return seen, phrase_folder(p['vocabulary'], p['generator'], p['phrases'], device=backbone.device), features[:p['searches'] or None]
 
 def make_searle(backbone, p:dict)->Searle:
     "The objective of `method: searle`; the search is made first, or found in the store."
