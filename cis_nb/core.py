@@ -6,9 +6,9 @@
 __all__ = ['project_root', 'store_root', 'data_root', 'need_file', 'checked', 'one_of', 'seed_all', 'pick_device', 'fingerprint',
            'code_version', 'versions', 'machine', 'manifest', 'stored', 'progress', 'show_table', 'finish']
 
-# %% ../nbs/00_core.ipynb #fa87c907
+# %% ../nbs/00_core.ipynb #9088393a
 import difflib, errno, hashlib, html, importlib.metadata, importlib.util, io, json, os
-import platform, random, re, shutil, sys, time, tokenize, warnings
+import platform, random, re, shutil, sys, textwrap, time, tokenize, warnings
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -316,10 +316,10 @@ def _numeric(values)->bool:
     "Does a column hold only numbers and gaps?"
     return all(v is None or isinstance(v, (int, float, np.number)) for v in values)
 
-# %% ../nbs/00_core.ipynb #562f3739
+# %% ../nbs/00_core.ipynb #558d5edf
 def _protocol_line(p)->str:
     "One protocol: its name, the rest folded away."
-    name, text = html.escape(getattr(p, 'id', str(p)[:90])), html.escape(str(p))
+    name, text = html.escape(getattr(p, 'id', textwrap.shorten(str(p), 90, placeholder=''))), html.escape(str(p))
     if 'partial' in text and 'partial' not in name: name += ' (partial)'
     return f'<small>{text}</small><br>' if len(text)<110 else f'<details style="margin:0"><summary><small>{name} …</small></summary><small>{text}</small></details>'
 
