@@ -30,13 +30,15 @@ def _why(e:Exception)->str:
     if isinstance(e, (Image.DecompressionBombWarning, Image.DecompressionBombError)): return f'image of more than {Image.MAX_IMAGE_PIXELS:,} pixels'
     return 'file that is no image' if isinstance(e, UnidentifiedImageError) else 'damaged image'
 
-# %% ../nbs/00b_data.ipynb #41df0fed
+# %% ../nbs/00b_data.ipynb #f280e213
 def square(img:Image.Image, size:int)->np.ndarray: # (3,size,size) uint8
     "The middle of a photo, its shorter side `size` pixels, as CLIP's preprocessing cuts it."
     w, h = img.size
     long = max(size, int(size*max(w, h)/min(w, h)))
     W, H = (long, size) if w>=h else (size, long)
     x, y = int(round((W-size)/2)), int(round((H-size)/2))
+    if long<=400*size: return np.asarray(img.resize((W, H), Image.Resampling.BICUBIC).crop((x, y, x+size, y+size))).transpose(2, 0, 1)      # exactly
+    # a thinner strip would become too long: only what is kept of it is resized, which rounds a little otherwise
     box = (x*w/W, y*h/H, (x+size)*w/W, (y+size)*h/H)
     return np.asarray(img.resize((size, size), Image.Resampling.BICUBIC, box=box)).transpose(2, 0, 1)
 
