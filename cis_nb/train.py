@@ -369,15 +369,16 @@ def run_of(name:str)->str:
     receipt = need_file(Path(os.environ.get('CIS_REPORT', 'reports/quick/05_train')).parent/name/'receipt.json', f'weights {name!r}', f'the experiment {name} of the same profile, which has to run first')
     return str(store_root()/json.loads(receipt.read_text())['runs'][0])
 
-# %% ../nbs/05_train.ipynb #f4632f29
+# %% ../nbs/05_train.ipynb #022ec6b2
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]
 
 def make_objective(p:dict):
     "What the parameters ask to be minimised, before any training."
     p = settings(p)
-    backbone = load_backbone(p['backbone'], p['pretrained'], device=accelerator_for(p['device'], p['dtype']).device)
+    accelerator = accelerator_for(p['device'], p['dtype'])
+    backbone = load_backbone(p['backbone'], p['pretrained'], device=accelerator.device)
     if p['compile']: backbone.model.transformer.compile(backend=p['compile'], dynamic=True)     # one program for captions of all lengths
-    return find_method(p['method'])(backbone, p)
+    with accelerator.autocast(): return find_method(p['method'])(backbone, p)     # what it computes once and keeps has the run's precision too
 
 def fit(folder, p:dict)->pd.DataFrame:
     "Train what the parameters say, in this process."

@@ -135,7 +135,7 @@ def sources_lincir(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
     return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}' for m in ('models.lincir', 'models.pseudo', 'models.judged', 'models.features', 'models.baselines', 'mining.corpus', 'benchmarks.protocol', 'benchmarks.cirr')]
 
-# %% ../../nbs/04da_models.lincir.ipynb #3ab4574a
+# %% ../../nbs/04da_models.lincir.ipynb #96a1b445
 def rate_of(work, batches, cuda:bool)->pd.Series: # seconds, operations, bytes
     "Seconds of some work on a batch (median; the first is not counted, its operations are), and on a GPU the most memory that it took; nothing where that was too little."
     seconds = []
@@ -154,7 +154,7 @@ def step_rate(o, batches, dtype:str='auto', seed:int=0, uses:float=0)->pd.Series
     from cis_nb.train import accelerator_for, adamw, update
     acc, optimizer, rng = accelerator_for(o.backbone.device.type, dtype), adamw(o.modules, 0.), np.random.default_rng(seed)
     rate = lambda work: rate_of(work, batches, o.backbone.device.type=='cuda')
-    reading = rate(lambda ids: o.meaning(o.before(ids))) if uses else None
+    reading = rate(acc.autocast()(lambda ids: o.meaning(o.before(ids)))) if uses else None
     if uses: o.kept = np.zeros((len(o.data), o.backbone.D), np.float32)       # what they are makes no difference to the clock
     step = rate(lambda ids: update(o, o.prepare(ids, rng), optimizer, acc))
     return step if reading is None else pd.Series(dict(seconds=step.seconds+reading.seconds/uses, operations=step.operations+reading.operations/uses, bytes=max(step.bytes, reading.bytes)))
