@@ -6,7 +6,7 @@
 __all__ = ['SETS', 'KS', 'CODE', 'home', 'load_sets', 'Reader', 'entrants', 'ask', 'known_as', 'kept_asked', 'composed',
            'guesses', 'kinds_of', 'by_kind', 'sayings', 'submission']
 
-# %% ../nbs/06c_composed.ipynb #110368a6
+# %% ../nbs/06c_composed.ipynb #6daa1aaa
 import json
 from collections import Counter
 from pathlib import Path
@@ -19,14 +19,14 @@ from .benchmarks.cirr import check_submission, evaluate_cirr, load_cirr, ranked_
 from .benchmarks.mitstates import chance as chance_of_states, load_mitstates
 from .benchmarks.protocol import RESULT_COLUMNS, NoQueries, bootstrap_ci, evaluate, families_of
 from .compare import PAPER_ROWS, UNTRAINED, compare_seeds, doubt, gain, hits, over_seeds, seeds as seeds_of
-from .core import data_root, fingerprint, progress, stored
+from .core import data_root, fingerprint, one_of, progress, stored
 from .evaluate import CODE as ASKING, kept, trained_entries
 from .models import baselines
 from .models.backbone import load_backbone
 from .world.circo import circo_root
 from .world.composed import composed_root
 
-# %% ../nbs/06c_composed.ipynb #0f5733b9
+# %% ../nbs/06c_composed.ipynb #e5a8e677
 def home(p:dict, name:str)->Path:
     "Where one of the sets is: `cirr`, `mit-states` or `circo`."
     if p['data']!='world': return data_root(name if p['data']=='published' else p['data'])
@@ -41,6 +41,7 @@ def load_sets(p:dict)->tuple: # {task: Benchmark}, {task: why not}
                 states=lambda: load_mitstates(home(p, 'mit-states'), p['text'], limit=p['state_queries'], seed=p['seed']), circo=lambda: load_circo(home(p, 'circo'), p['circo_split']))
     found, missing = {}, {}
     for task in p.get('sets', SETS):
+        one_of('sets', task, make)
         try: found[task] = make[task]()
         except (FileNotFoundError, NoQueries) as e: missing[task] = str(e)
     return found, missing

@@ -329,16 +329,16 @@ def find_method(name:str, what:str='make'):
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 
-# %% ../nbs/05_train.ipynb #0608e49e
+# %% ../nbs/05_train.ipynb #aba5add5
 COMMON = dict(backbone='tiny', pretrained='auto', method='auto', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
               clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0, compile='')
 DEFAULTS = COMMON | {k: v for name in METHODS for k,v in find_method(name, 'SETTINGS').items()}
 FREE = ('device', 'log_every', 'workers', 'processes')   # how a run is made, not what comes out of it
 
-CHOICES = dict(masking=MASKINGS, noise=LAWS, supervision=SUPERVISION, keys=KEYS, schedule=('cosine', 'constant'), compile=('', 'inductor', 'eager'))
+CHOICES = dict(masking=MASKINGS, noise=LAWS, supervision=SUPERVISION, keys=KEYS, schedule=('cosine', 'constant'), compile=('', 'inductor', 'eager'), dtype=('auto', 'float32', 'bfloat16'))
 
 WHOLE = {0: ('warmup', 'eval_every', 'log_every', 'seed', 'workers', 'width', 'searches'), 1: ('steps', 'batch_size', 'processes', 'photos', 'cirr', 'phrases', 'few', 'many', 'search_steps')}   # the least of each
-REAL = ('lr', 'weight_decay', 'clip', 'scale', 'drop', 'search_lr')
+REAL = dict(lr=np.inf, weight_decay=np.inf, clip=np.inf, scale=np.inf, search_lr=np.inf, drop=1, dropout=1)    # below what
 
 def check_values(p:dict)->dict:
     "The parameters, if their values can be meant; asked before hours are spent on a corpus."
@@ -348,7 +348,8 @@ def check_values(p:dict)->dict:
         for k in [k for k in names if k in p]:
             if type(p[k]) is not int or p[k]<least: raise ValueError(f'{k}: {p[k]!r} is no whole number from {least} on')
     for k in [k for k in REAL if k in p]:
-        if isinstance(p[k], (bool, str)) or not p[k]>=0: raise ValueError(f'{k}: {p[k]!r} is no number from 0 on')
+        if isinstance(p[k], (bool, str)) or not 0<=p[k]<REAL[k]: raise ValueError(f'{k}: {p[k]!r} is no number from 0 on'+(f' and below {REAL[k]}' if np.isfinite(REAL[k]) else ''))
+    pick_device(p.get('device', 'auto'))
     for k in [k for k in ('relative', 'norm', 'unit_input', 'unit_target') if k in p]:
         if not isinstance(p[k], bool): raise ValueError(f'{k}: {p[k]!r} is neither true nor false')
     return p

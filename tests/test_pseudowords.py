@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np, pytest, torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
+from cis_nb.core import fingerprint
 from cis_nb.models import searle as S
 from cis_nb.models.backbone import load_backbone
 from cis_nb.models.baselines import unit
@@ -81,7 +82,7 @@ def test_a_small_language_model_goes_on_with_concepts(tmp_path):
 def test_the_worlds_phrases_name_their_concept_and_gaps_replace_it(seed):
     rng = np.random.default_rng(seed)
     for c in S.read_concepts('world'):
-        for p in S.grammar(c, 2, rng):
+        for p in S.grammar('world', c, 2, rng):
             assert p.startswith(f'a photo of {c} that is ')
             said, words, slow = p.split(), c.split(), []
             while said:                                                   # word by word: *hat* is not meant in *that*, nor *ball* in *balloon*
@@ -103,7 +104,7 @@ def test_counterparts_by_the_definition(n, seed):
 def some_pictures(): return seen_in_training(tiny, dict(data='world', photos=60))
 
 def test_a_found_word_means_its_picture_and_not_another(store):
-    features = some_pictures()[1][:12]
+    features = some_pictures()[:12]
     phrases = S.read_phrases(tiny, S.phrase_folder(n=4))
     near = S.nearest_concepts(features, S.concept_features(tiny, phrases.names), 5)
     words = S.invert(tiny, features, near, phrases, 60)
@@ -114,7 +115,7 @@ def test_a_found_word_means_its_picture_and_not_another(store):
     assert not any(p.requires_grad for p in tiny.parameters())
 
 def test_a_stopped_search_goes_on_at_its_block(store, monkeypatch):
-    seen, features = some_pictures()
+    features = some_pictures()
     phrases = S.read_phrases(tiny, S.phrase_folder(n=2))
     near = S.nearest_concepts(features, S.concept_features(tiny, phrases.names), 3)
     p, real, made = dict(search_steps=2, search_lr=.02, few=3, seed=0), S.invert, []
@@ -122,9 +123,9 @@ def test_a_stopped_search_goes_on_at_its_block(store, monkeypatch):
         if len(made)==2: raise KeyboardInterrupt
         made.append(a[1][0]); return real(*a, **kw)
     monkeypatch.setattr(S, 'invert', dies)
-    with pytest.raises(KeyboardInterrupt): S.found_words(tiny, seen, features, phrases, near, p, block=16)
+    with pytest.raises(KeyboardInterrupt): S.found_words(tiny, 'pictures', features, phrases, near, p, block=16)
     monkeypatch.setattr(S, 'invert', lambda *a, **kw: made.append(a[1][0]) or real(*a, **kw))
-    words = S.found_words(tiny, seen, features, phrases, near, p, block=16)
+    words = S.found_words(tiny, 'pictures', features, phrases, near, p, block=16)
     assert np.array_equal(made, features[::16])           # each block once
     assert words.shape==(len(features), tiny.W) and np.isfinite(words).all()
 
@@ -147,6 +148,27 @@ def test_training_is_the_same_after_a_stop(store, name, more):
     assert all(torch.equal(one[k], two[k]) for k in one)
     inputs, code = find_method(name, 'sources')(tiny, p)
     assert len(inputs)>=2 and 'cis_nb.models.pseudo' in code
+
+@pytest.mark.parametrize('name', ['lincir', 'pic2word', 'searle'])
+def test_what_a_run_is_called_costs_no_look_at_a_picture(store, monkeypatch, name):
+    p = params_of(dict(method=name, photos=60, cirr=30))
+    def never(*a, **kw): raise AssertionError('the name of a run was to be asked for, and something was computed')
+    for f in ('encode_image', 'encode_text', 'encode_ids'): monkeypatch.setattr(tiny, f, never)
+    monkeypatch.setattr(S, 'speaker', never)
+    one = find_method(name, 'sources')(tiny, p)[0]
+    assert one==find_method(name, 'sources')(tiny, p)[0]
+    assert one!=find_method(name, 'sources')(tiny, dict(p, photos=61))[0]
+
+def test_other_weights_of_a_generator_are_another_generator(store):
+    (folder := store/'gpt').mkdir(); (folder/'model.safetensors').write_text('one')
+    one = fingerprint(S.phrase_sources('world', str(folder)))
+    (folder/'model.safetensors').write_text('another')
+    assert fingerprint(S.phrase_sources('world', str(folder)))!=one!=fingerprint(S.phrase_sources('world', 'world'))
+
+def test_the_two_grammars_speak_of_the_concept_and_differ():
+    said = {g: S.grammar(g, 'boat', 40, np.random.default_rng(0)) for g in S.GRAMMARS}
+    assert all(s.startswith('a photo of boat that ') for ss in said.values() for s in ss)
+    assert not any(' is ' in s for s in said['beside']) and all(' is ' in s for s in said['world'])
 
 def test_the_word_of_another_backbone_is_refused(tmp_path):
     o = Pic2Word(tiny, Mapper(tiny.D, tiny.W), np.zeros((4, tiny.D), np.float32), {})

@@ -34,7 +34,7 @@ def noise(law:str, shape, scale:float=1.)->torch.Tensor: # (B,D)
     one_of('noise', law, LAWS)
     return scale*LAWS[law](tuple(shape))
 
-# %% ../../nbs/04da_models.lincir.ipynb #2e8dd695
+# %% ../../nbs/04da_models.lincir.ipynb #54c57ec4
 SUPERVISION = ('masked', 'prompt', 'image')
 
 class MaskedCaptions:
@@ -45,7 +45,7 @@ class MaskedCaptions:
         one_of('masking', masking, MASKINGS), one_of('noise', law, LAWS), one_of('supervision', supervision, SUPERVISION)
         self.backbone, self.phi, self.data, self.benchmarks = backbone, phi, corpus, benchmarks
         self.masking, self.law, self.supervision, self.prompt, self.pretrained = masking, law, supervision, prompt, pretrained
-        self.portion = portion or (64 if backbone.device.type=='cpu' else 512)
+        self.portion = portion or (64 if backbone.device.type=='cpu' else 128)       # of captions of like length: one long caption makes a portion long, not the batch
         self.unit_input, self.unit_target, self.seen = unit_input, unit_target, seen
         self.modules = {'phi': phi}
         self.counts = {'captions': len(corpus), **{f'left out: {k}': n for k,n in corpus.about['left'].items()}}
@@ -68,16 +68,18 @@ class MaskedCaptions:
         with torch.no_grad(): return self.backbone.encode_ids(known, self.portion)
 
     def prepare(self, ids, rng):
+        "A batch: what is known of the whole captions, (B,D) or (B,T); the masked ids (B,t); the features (B,D) that φ reads."
         masked = self.backbone.tokenize(['a photo of $']*len(ids)) if self.supervision=='prompt' else self.data.masked(ids, self.masking, rng, self.backbone.context)
         known = self.before(ids)
         return known, masked, known if self.seen is None else torch.from_numpy(np.asarray(self.seen[ids], np.float32))
 
-# %% ../../nbs/04da_models.lincir.ipynb #3938ba52
+# %% ../../nbs/04da_models.lincir.ipynb #ed2a4309
 class SelfMasking(MaskedCaptions, Judged):
     "The objective of `method: lincir`: self-masking projection (LinCIR, Sec. 3.1)."
     name, betas, sparing = 'lincir', (.9, .999), False
 
-    def objective(self, batch):
+    def objective(self, batch)->torch.Tensor:
+        "The mean squared distance of what the filled captions mean and what the whole ones do (LinCIR, Eq. 1); a number."
         z, ids = self.meaning(batch[0]), batch[1].to(self.backbone.device)
         x = z if self.seen is None else batch[2].to(z.device)
         out = self.read(ids, self.phi((unit(x) if self.unit_input else x) + noise(self.law, z.shape, self.scale).to(z.device)))

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['ASKED', 'SETTINGS', 'method_pic2word', 'Pic2Word', 'make_pic2word', 'sources_pic2word']
 
-# %% ../../nbs/04db_models.pic2word.ipynb #ec5c9680
+# %% ../../nbs/04db_models.pic2word.ipynb #89f51850
 import numpy as np, pandas as pd, torch
 from ..benchmarks.cirr import load_cirr
 from .baselines import unit
 from .combiner import cirr_root
 from .contrastive import everyone, info_nce
 from .judged import Judged
-from .pseudo import PROMPT, Mapper, PseudoWord, pseudo_method, save_phi, seen_in_training
+from .pseudo import PROMPT, Mapper, PseudoWord, pseudo_method, save_phi, seen_in_training, training_pictures
 
-# %% ../../nbs/04db_models.pic2word.ipynb #ac5cdae0
+# %% ../../nbs/04db_models.pic2word.ipynb #b9ee09e5
 ASKED = 'a photo of $'   # the sentence of the training
 
 class Pic2Word(Judged):
@@ -27,7 +27,8 @@ class Pic2Word(Judged):
 
     def prepare(self, ids, rng): return torch.from_numpy(np.asarray(self.data[ids], np.float32))   # (B,D)
 
-    def objective(self, x):
+    def objective(self, x)->torch.Tensor:
+        "The contrast of features x (B,D) and what the sentence with their words means; a number."
         x = x.to(self.backbone.device)
         said = self.backbone.encode_pseudo(ASKED, self.mapper(x))
         return info_nce(everyone(x), everyone(said), self.backbone.model.logit_scale.exp())
@@ -37,17 +38,17 @@ class Pic2Word(Judged):
     def save(self, folder): save_phi(folder, self.method(), self.backbone, self.pretrained)
     def load(self, folder): self.mapper.load_state_dict(pseudo_method(folder, backbone=self.backbone)[0].phi.state_dict())
 
-# %% ../../nbs/04db_models.pic2word.ipynb #1308d6c9
+# %% ../../nbs/04db_models.pic2word.ipynb #fc7aef63
 SETTINGS = dict(photos=300, prompt=PROMPT, width=0, cirr=200)
 
 def make_pic2word(backbone, p:dict)->Pic2Word:
     "The objective of `method: pic2word`."
     torch.manual_seed(p['seed'])
     mapper = Mapper(backbone.D, backbone.W, p['width'] or 512).to(backbone.device)
-    return Pic2Word(backbone, mapper, seen_in_training(backbone, p)[1], {'cirr': (load_cirr(cirr_root(p)), None)}, p['prompt'], p['pretrained'])
+    return Pic2Word(backbone, mapper, seen_in_training(backbone, p), {'cirr': (load_cirr(cirr_root(p)), None)}, p['prompt'], p['pretrained'])
 
 method_pic2word = pseudo_method
 
 def sources_pic2word(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
-    return [seen_in_training(backbone, p)[0], load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'contrastive', 'features', 'baselines')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']
+    return [training_pictures(backbone, p).key, load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'contrastive', 'features', 'baselines')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']

@@ -4,33 +4,43 @@
 
 # %% auto #0
 __all__ = ['NETS', 'PROMPT', 'Phi', 'Mapper', 'make_net', 'check_prompt', 'PseudoWord', 'save_phi', 'read_phi', 'pseudo_method',
-           'seen_in_training']
+           'training_pictures', 'seen_in_training']
 
-# %% ../../nbs/04d_models.pseudo.ipynb #cb53995a
-from dataclasses import dataclass
+# %% ../../nbs/04d_models.pseudo.ipynb #3200b5aa
+from dataclasses import dataclass, replace
 from pathlib import Path
-import pandas as pd, torch
+import numpy as np, pandas as pd, torch
 from torch import nn
 from ..core import one_of
 from ..data import packed
 from .backbone import load_backbone, no_placeholder
 from .baselines import Method, unit
-from .combiner import photo_pictures, photo_root, stored_size
-from .features import image_features
+from .combiner import Pictures, photo_pictures, photo_root, stored_size
 from .judged import check_backbone, read_net, write_net
 
-# %% ../../nbs/04d_models.pseudo.ipynb #ef3c1f21
+# %% ../../nbs/04d_models.pseudo.ipynb #9ac02284
 class Phi(nn.Sequential):
     "The projection of SEARLE (Sec. 3.2) and LinCIR (Sec. 3.2): image features (B,D) to pseudo-words (B,W)."
-    def __init__(self, D:int, W:int, hidden:int=0, dropout:float=.5, norm:bool=False):
+    def __init__(self,
+                 D:int,            # width of an image feature
+                 W:int,            # width of a word's embedding
+                 hidden:int=0,     # width between the layers; 0: 4D, as published
+                 dropout:float=.5, # share of the hidden units that rest in training
+                 norm:bool=False   # LayerNorm at both ends, as in LinCIR's paper but not in its code
+                ):
         h = hidden or 4*D
         body = [nn.Linear(D, h), nn.GELU(), nn.Dropout(dropout), nn.Linear(h, h), nn.GELU(), nn.Dropout(dropout), nn.Linear(h, W)]
         super().__init__(*([nn.LayerNorm(D), *body, nn.LayerNorm(W)] if norm else body))
         self.settings = dict(net='phi', D=D, W=W, hidden=h, dropout=dropout, norm=norm)
 
 class Mapper(nn.Sequential):
-    "The mapping network of Pic2Word: image features (B,D) to pseudo-words (B,W)."
-    def __init__(self, D:int, W:int, hidden:int=512, dropout:float=.1):
+    "The mapping network of Pic2Word (Sec. 3.1): image features (B,D) to pseudo-words (B,W)."
+    def __init__(self,
+                 D:int,            # width of an image feature
+                 W:int,            # width of a word's embedding
+                 hidden:int=512,   # width between the layers
+                 dropout:float=.1  # share of the hidden units that rest in training
+                ):
         block = lambda n: [nn.Linear(n, hidden), nn.Dropout(dropout), nn.ReLU()]
         super().__init__(*block(D), *block(hidden), nn.Linear(hidden, W))
         self.settings = dict(net='mapper', D=D, W=W, hidden=hidden, dropout=dropout)
@@ -90,11 +100,14 @@ def pseudo_method(run,            # the folder of a run
     check_backbone(backbone, about, run, 'this φ')
     return PseudoWord(about['method'], None, about['title'], phi=net.to(backbone.device), prompt=about['prompt'], unit_input=about['unit_input']), backbone
 
-# %% ../../nbs/04d_models.pseudo.ipynb #ec4ceb4b
-def seen_in_training(backbone, p:dict)->tuple: # the folder that holds them, features (N,D)
-    "Features of the photographs of the training split that the parameters name; one that cannot be read is left out."
+# %% ../../nbs/04d_models.pseudo.ipynb #bfa4f7e4
+def training_pictures(backbone, p:dict)->Pictures:
+    "The photographs of the training split that the parameters name."
     root, size = photo_root(p), stored_size(backbone.image_size)
     names = pd.read_parquet(packed(root, size)/'photos.parquet', columns=['key', 'split']).query('split=="train"').key.tolist()
-    pictures = photo_pictures(root, size)
-    f = image_features(backbone, names, pictures.load, pictures.key)
-    return f.path, f.array[[f.index[i] for i in f.ids]]
+    return replace(photo_pictures(root, size), names=names)
+
+def seen_in_training(backbone, p:dict)->np.ndarray: # (N,D)
+    "Their features; a picture that cannot be read is left out."
+    f = training_pictures(backbone, p).features(backbone)
+    return f.array[[f.index[i] for i in f.ids]]
