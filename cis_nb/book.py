@@ -8,8 +8,8 @@ __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'no
            'runnable', 'execute', 'audit', 'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake',
            'make', 'contents', 'readme', 'main']
 
-# %% ../nbs/10_book.ipynb #c5c40c27
-import argparse, ast, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
+# %% ../nbs/10_book.ipynb #dccbb9c5
+import argparse, ast, difflib, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -348,11 +348,20 @@ def readme()->str:
     words = '\n\n'.join(c['source'] for c in read_notebook(project_root()/'nbs'/'index.ipynb')['cells'] if c['cell_type']=='markdown')
     return re.sub(r'\]\((?!\w+:|#|\.\./)', '](nbs/', words.replace('<!-- contents -->', contents())).replace('](../', '](') + '\n'
 
-# %% ../nbs/10_book.ipynb #66e0f038
+# %% ../nbs/10_book.ipynb #16cbe92b
+def _unknown(profile, name, found)->str:
+    "What to say of an experiment that a profile does not have."
+    elsewhere = [p.parent.name for p in sorted((project_root()/'params').glob(f'*/{name}.yaml'))]
+    close = difflib.get_close_matches(name, found, 3, .4)
+    return f'{profile} has no experiment {name!r}' + (f'; it is in {", ".join(elsewhere)}' if elsewhere else f'; did you mean {" or ".join(close)}?' if close else f'; it has {", ".join(found)}')
+
 def _run(profile, name, data, n)->bool:
     "Run one experiment and say on one line how it went."
     found = experiments(profile, data)
+    if not name: raise ValueError(f'run: which experiment of {profile}? One of {", ".join(found)}')
+    if name not in found: raise ValueError(_unknown(profile, name, found))
     e = found[name]
+    if done(e): print(f'  ✓  {name}  is up to date: {e.folder}', flush=True); return True
     if old := [o for o in e.needs if not done(found[o])]: print(f'  !  {name} uses {", ".join(old)} as last run, or not at all; `python -m cis_nb.book run {profile} {old[0]}` brings it up to date', flush=True)
     print(f'  …  {name}', flush=True)
     if ok := run(e, n): print(f'  ✓  {name}  {json.loads((e.folder/"run.json").read_text())["seconds"]:.0f} s  {json.loads(e.receipt.read_text())["headline"]}', flush=True)

@@ -111,7 +111,7 @@ def training_params(name:str  # an experiment of this profile, or a name in BRIE
     "The parameters of a training."
     return settings(BRIEF[name] if name in BRIEF else parameters(name))
 
-# %% ../nbs/06_evaluate.ipynb #3dd22172
+# %% ../nbs/06_evaluate.ipynb #22f2d439
 def name_of(p:dict)->str:
     "What a trained method is called in tables: that of a Combiner says where its triplets came from."
     return 'combiner_cirr' if p['method']=='combiner' and p['triplets']=='cirr' else p['method']
@@ -124,6 +124,7 @@ def trained_entry(p:dict, backbone, device='auto')->SimpleNamespace: # method, s
 
 def trained_entries(trainings:list, seeds:list, backbone, device='auto')->list:
     "All seeds of all trainings."
+    if isinstance(trainings, str): raise TypeError(f'trainings: {trainings!r} is one text; give a list of experiments (papermill: -y "trainings: [{trainings.strip("[]")}]", or a file)')
     params = [training_params(t) for t in trainings]
     names = [name_of(p) for p in params]
     if len(set(names))<len(names): raise ValueError(f'trainings {trainings}: two of them are a {PAPER_ROWS[max(names, key=names.count)]}; give each in an experiment of its own')

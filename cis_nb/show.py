@@ -69,15 +69,16 @@ def _wrap(title, width, lines=3):
     parts = textwrap.wrap(str(title), max(4, int(width/.073)), break_long_words=True)
     return '\n'.join(parts[:lines]) + ('…' if len(parts)>lines else '')
 
-# %% ../nbs/00c_show.ipynb #d3cc6786
+# %% ../nbs/00c_show.ipynb #955a0cc0
 def _plan(row, height):
     "A row with everything its drawing needs: widths, wrapped titles, heights in inches."
     n = len(row['images'])
     widths, h = _widths(row['images'], row.get('height', height))
     titles = [_wrap(t, w+PAD*.6) for t,w in zip(row.get('titles') or ['']*n, widths)]
     text = max([t.count('\n')+1 if t else 0 for t in titles], default=0)*LINE
-    head = LINE*1.35 if row.get('title') else 0
-    return dict(row, n=n, widths=widths, h=h, titles=titles, text=text, head=head, total=head+text+h+PAD*1.6)
+    title = _wrap(row.get('title') or '', .85*WIDTH, lines=2)                       # bold, and larger
+    head = LINE*1.35*(title.count('\n')+1) if title else 0
+    return dict(row, title=title, n=n, widths=widths, h=h, titles=titles, text=text, head=head, total=head+text+h+PAD*1.6)
 
 # %% ../nbs/00c_show.ipynb #32600148
 def _draw(fig, row, top):

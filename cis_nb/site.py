@@ -215,14 +215,14 @@ def _front_row(name:str, found:dict, how:dict)->str:
     trouble = f'<div class="cis-why">{esc(told(word, why))}</div>' if word!='done' else ''
     return f'<tr><td>{number}<td>{link}<td>{said}{trouble}<td class="cis-num">{span(load(e.folder/"run.json").get("seconds", 0)) if said else ""}<td>{badge(word)}'
 
-# %% ../nbs/10b_site.ipynb #47c733d8
+# %% ../nbs/10b_site.ipynb #d785f61d
 def _cards(found:dict, words:dict, receipts:list, counts, wall:float)->str:
     "The numbers at the head of the front page."
     busy = sum(load(e.folder/'run.json').get('seconds', 0) for e in found.values())
     good, made, part, whole = list(words.values()).count('done'), int(counts.done.sum()), int(counts.partly.sum()), int(counts.values.sum())
     m = receipts[-1]['machine'] if receipts else {}
     cards = [(f'{good} of {len(found)}', 'experiments with a result'), (span(busy), f'of computing{f", {span(wall)} from start to end" if wall else ""}'),
-             (f'{made} of {whole}', f'<a href="map.html">tables and figures of the four papers</a> made here{f", {part} more in part" if part else ""}'), (esc(m.get('gpu') or f'{m.get("cores", "")} cores'), esc(m.get('cpu', '')))]
+             (f'{made} of {whole}', f'<a href="map.html">tables and figures of the four papers</a> made here{f", {part} more in part" if part else ""}'), (esc(m.get('gpu') or f'{m.get("cores", 0)} core{"s"*(m.get("cores", 0)!=1)}'), esc(m.get('cpu', '')))]
     return '<div class="cis-cards">' + ''.join(f'<div><b>{a}</b><span>{b}</span></div>' for a,b in cards) + '</div>'
 
 def _bars(counts)->str:

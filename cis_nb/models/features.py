@@ -91,11 +91,11 @@ def fill_blocks(folder:Path, ids:list, d:int, encode, block:int, what:str):
             if len(ok): out[ok] = rows.float().cpu().numpy()
             f.write(out.tobytes()); f.flush()
 
-# %% ../../nbs/04aa_models.features.ipynb #419ce610
+# %% ../../nbs/04aa_models.features.ipynb #c483c0ce
 def precision(backbone)->str:
     "What the backbone computes in at this moment."
-    kind = backbone.device.type
-    return str(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else backbone.dtype)
+    half = [torch.get_autocast_dtype(kind) for kind in ('cpu', 'cuda') if torch.is_autocast_enabled(kind)]
+    return str(half[0] if half else backbone.dtype)
 
 # %% ../../nbs/04aa_models.features.ipynb #72967ac0
 def _features(kind:str, backbone, ids:list, key:str, encode, block:int)->Features:
