@@ -131,12 +131,13 @@ def experiments(profile:str,    # a folder of params/
     needed = lambda e: tuple(o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params}))
     return {e.name: replace(e, needs=needed(e)) for e in found}
 
-# %% ../nbs/10_book.ipynb #67b5ebb3
+# %% ../nbs/10_book.ipynb #d52580a8
 def parameters(name:str  # an experiment of the profile at hand, or a chapter
               )->dict:
     "All parameters of another experiment."
     report, profile = os.environ.get('CIS_REPORT'), os.environ.get('CIS_PROFILE') or 'quick'
-    if report: return json.loads(need_file(Path(report).parent/name/'receipt.json', f'experiment {name!r}', f'the experiment {name} of this profile, which has to run first').read_text(encoding='utf-8'))['params']
+    if report: return json.loads(need_file(Path(report).parent/name/'receipt.json', f'experiment {name!r}',
+                                           f'the experiment {name} of this profile, which has to run first').read_text(encoding='utf-8'))['params']
     file = project_root()/'params'/profile/f'{name}.yaml'
     if name in notebooks() and not file.exists(): return defaults(read_notebook(notebooks()[name]), name)
     e = _experiment(profile, need_file(file, f'experiment {name!r}', f'an experiment of the profile {profile}'), '')
@@ -309,7 +310,7 @@ def run(e:Experiment, threads:int=1)->bool:
         folder.rename(e.folder)
         return e.receipt.exists()
 
-# %% ../nbs/10_book.ipynb #6c8aa46d
+# %% ../nbs/10_book.ipynb #7628f797
 def threads(e:Experiment, cores:int)->int:
     "Threads for one experiment: all cores where the chapter asks for them, else a fair share."
     return cores if e.all_cores else max(1, cores//4)
@@ -319,7 +320,8 @@ def cores()->int: return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_geta
 def snakemake(profile:str, data:str, n:int, more=())->list:
     "The command that brings the experiments of a profile up to date on `n` cores: those that need others, and what they need, before the rest."
     root, chains = str(project_root()), [f'reports/{profile}/{e.name}/receipt.json' for e in experiments(profile, data).values() if e.needs]
-    return [sys.executable, '-m', 'snakemake', '--snakefile', f'{root}/Snakefile', '--directory', root, *(['--prioritize', *chains] if chains else []), '--cores', str(n), '--keep-going', '--nolock', '--rerun-incomplete',
+    return [sys.executable, '-m', 'snakemake', '--snakefile', f'{root}/Snakefile', '--directory', root, *(['--prioritize', *chains] if chains else []), '--cores', str(n), '--keep-going',
+            '--nolock', '--rerun-incomplete',
             '--rerun-triggers', 'mtime', 'input', '--quiet', 'all', '--config', f'profile={profile}', f'data={json.dumps(data)}', *more]
 
 # %% ../nbs/10_book.ipynb #ff70965c

@@ -30,10 +30,11 @@ def claims()->pd.DataFrame: # id, paper, where, claim, comparison, printed, ...
     read = lambda name: pd.read_csv(files('cis_nb')/'paper'/name, keep_default_na=False)
     return read('claims.csv').merge(read('claims_check.csv').rename(columns=dict(holds_in_printed_numbers='printed')), on='id', how='left').set_index('id', drop=False)
 
-# %% ../nbs/09_claims.ipynb #659e29d4
+# %% ../nbs/09_claims.ipynb #800c5c3d
 WAITS = {
  'C01 C02 C03 C04 C05 C16': 'CompoDiff (chapter 04f) on FashionIQ (02cc) and CIRR (02c)', 'C06': 'CompoDiff (chapter 04f) on domain conversion (02cd)',
- 'C07': 'CompoDiff (chapter 04f) on object composition (02ce)', 'C08': 'several draws of object composition (02ce)', 'C09 C12': 'the CompoDiff denoiser (chapter 04f), timed in chapter 08', 'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (chapter 04f)',
+ 'C07': 'CompoDiff (chapter 04f) on object composition (02ce)', 'C08': 'several draws of object composition (02ce)', 'C09 C12': 'the CompoDiff denoiser (chapter 04f), timed in chapter 08',
+ 'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (chapter 04f)',
  'C15': 'synthetic triplets (chapter 03c) in several sizes and CompoDiff (04f)',
  'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights', 'L02 L13 L14': 'the LRVS-F benchmark (chapter 02d)', 'L04 L05 L07 L09 L10 L11 L12 L15': 'CondViT (chapter 04e) on LRVS-F (02d)',
  'N02 N03 N04': 'LinCIR (chapter 04da) with published backbones on the real benchmarks'}
@@ -200,7 +201,7 @@ def bootstrap_spread(v, seed=0, n=300)->tuple: # value, low, high
     rows = v[np.random.default_rng(seed).integers(len(v), size=(n, len(v)))]
     return float(v.std()/v.mean()), *(float(x) for x in np.percentile(rows.std(1)/rows.mean(1), [2.5, 97.5]))
 
-# %% ../nbs/09_claims.ipynb #3e949b03
+# %% ../nbs/09_claims.ipynb #302d36b5
 def tests(run, folder, composed=None)->dict: # claim -> test, tasks that it needs
     "What can be tested on one evaluation of GeneCIS, the folder of its templates, and one of the composed sets."
     found = dict(G01=(lambda: sum_beats_parts(run), TASKS), G02=(lambda: sum_beats_parts_on_three(run), TASKS[1:]), G03=(lambda: type_hurts(run), TASKS[:1]),
@@ -224,7 +225,8 @@ def judge(run, folder, composed=None, evidence=None)->pd.DataFrame: # id, effect
     rows = [(i, *judged(test, set(run.per_query.task), needs)) for i,(test,needs) in tests(run, folder, composed).items()]
     rows += [(i, *judged(lambda c=c: c, set())) for i,c in (evidence or {}).items()]
     done = {i for i,*_ in rows}
-    rows += [(i, *Outcome(f'waits for {what}', 'waits')) for i,what in waits_for().items()] + [(i, *Outcome('no experiment of this profile has tested it', 'not testable here')) for i in TESTED if i not in done]
+    rows += [(i, *Outcome(f'waits for {what}', 'waits')) for i,
+             what in waits_for().items()] + [(i, *Outcome('no experiment of this profile has tested it', 'not testable here')) for i in TESTED if i not in done]
     return claims().drop(columns='id').join(pd.DataFrame(rows, columns=['id', *Outcome._fields]).set_index('id')).reset_index()
 
 # %% ../nbs/09_claims.ipynb #eaa70291

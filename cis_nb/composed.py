@@ -88,7 +88,7 @@ def kept_asked(entry, sets:dict, seed=0)->Path: # the folder
     about = dict(method=entry.method.name, training=entry.seed, backbone=entry.backbone.fingerprint, run=entry.run.name if entry.run else '', seed=seed)
     return kept(f'composed-{known_as(entry)}', about, sets, lambda: dict(zip(('answers', 'rows'), ask(entry, sets, seed))), CODE)
 
-# %% ../nbs/06c_composed.ipynb #33f72f2a
+# %% ../nbs/06c_composed.ipynb #97242d2e
 def composed(p:dict, # the parameters below
              others=lambda model: [] # more entries like those of `entrants`, made for a backbone
             )->SimpleNamespace: # sets, missing, model, entries, folders, per_query, results
@@ -98,7 +98,8 @@ def composed(p:dict, # the parameters below
     entries = entrants(p, model)+others(model)
     folders = [kept_asked(e, sets, p['seed']) for e in progress(entries, 'composed', 'method')] if sets else []
     read = lambda name, columns: pd.concat([pd.read_parquet(f/f'{name}.parquet') for f in folders], ignore_index=True) if folders else pd.DataFrame(columns=columns)
-    return SimpleNamespace(sets=sets, missing=missing, model=model, entries=entries, folders=folders, per_query=read('answers', ['method', 'seed', 'task', 'query_id', 'rank']), results=read('rows', RESULT_COLUMNS))
+    return SimpleNamespace(sets=sets, missing=missing, model=model, entries=entries, folders=folders, per_query=read('answers', ['method', 'seed', 'task', 'query_id', 'rank']),
+                           results=read('rows', RESULT_COLUMNS))
 
 # %% ../nbs/06c_composed.ipynb #cfd26991
 def guesses(sets:dict)->dict: # task -> k -> percent

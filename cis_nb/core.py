@@ -336,7 +336,7 @@ def show_table(df:pd.DataFrame, caption:str,
     if not index: style = style.hide(axis='index')
     return HTML(head + style.to_html(table_uuid=fingerprint([caption, [str(c) for c in df.columns]])[:8]))
 
-# %% ../nbs/00_core.ipynb #6e12715c
+# %% ../nbs/00_core.ipynb #a1ca484a
 def _run_name(run)->str:
     "A run by its place in the store, another path by its name."
     run, store = Path(run), store_root()
@@ -346,7 +346,8 @@ def _receipt_html(r:dict)->HTML:
     "The receipt as the reader sees it."
     facts = {'seconds': f'{r["seconds"]:.1f}', 'runs': ', '.join(r['runs']), 'counts': ', '.join(f'{v} {k}' for k,v in r['counts'].items()),
              'protocol': '; '.join(r['protocol']),
-             'backbone': '; '.join(f'{b["backbone"]} ({b["weights"]}, {b["activation"]}, {b["dtype"]}, preprocessing {b["preprocess"]})' for b in r['backbone']), 'seed': ', '.join(map(str, r['seed'])), 'result rows': str(r['rows'] or '')}
+             'backbone': '; '.join(f'{b["backbone"]} ({b["weights"]}, {b["activation"]}, {b["dtype"]}, preprocessing {b["preprocess"]})' for b in r['backbone']),
+             'seed': ', '.join(map(str, r['seed'])), 'result rows': str(r['rows'] or '')}
     lines = ''.join(f'<div><b>{k}</b> {html.escape(v)}</div>' for k,v in facts.items() if v)
     return HTML('<div class="cis-receipt" style="border-left:4px solid #4477aa; padding:.3em 1em; margin:.5em 0">'
                 f'<div style="font-size:1.1em; margin-bottom:.3em">{html.escape(r["headline"])}</div><small>{lines}</small></div>')

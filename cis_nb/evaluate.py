@@ -50,7 +50,7 @@ def answers(methods:list,      # names of baselines, or methods
              for m, (draw, _), b in progress(todo, 'evaluate', 'task')]
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size'])
 
-# %% ../nbs/06_evaluate.ipynb #58b5ea2d
+# %% ../nbs/06_evaluate.ipynb #b36dbc3d
 CODE = [f'cis_nb.{m}' for m in ('evaluate', 'models.baselines', 'models.backbone', 'models.features', 'benchmarks.protocol', 'benchmarks.templates')]
 
 def kept(name:str,
@@ -67,7 +67,8 @@ def read_kept(folders)->pd.DataFrame: return pd.concat([pd.read_parquet(f/'answe
 
 def kept_answers(methods, benchmarks, backbone, seed=0, encode=None)->Path: # the folder
     "The table of `answers` of baselines, made once."
-    return kept(f'genecis-{backbone.name}', dict(methods=list(methods), backbone=backbone.fingerprint, seed=seed), benchmarks, lambda: dict(answers=answers(methods, benchmarks, backbone, seed, encode)))
+    return kept(f'genecis-{backbone.name}', dict(methods=list(methods), backbone=backbone.fingerprint, seed=seed), benchmarks,
+                lambda: dict(answers=answers(methods, benchmarks, backbone, seed, encode)))
 
 # %% ../nbs/06_evaluate.ipynb #0acb4b9f
 def summary(per_query, backbone:str, seed=0)->pd.DataFrame:
@@ -103,8 +104,9 @@ def readable(benchmarks:dict, backbone, encode)->tuple: # {(draw, task): Benchma
         except NoQueries as e: missing[task] = str(e)
     return found, missing
 
-# %% ../nbs/06_evaluate.ipynb #790d1e87
-BRIEF = dict(mined=dict(method='combiner', samples=2000), cirr=dict(method='combiner', triplets='cirr', cirr=60), lincir=dict(method='lincir', photos=60, cirr=60, width=128, lr=1e-3, warmup=0, relative=True, prompt='$ {condition}'))   # else the defaults of 05_train
+# %% ../nbs/06_evaluate.ipynb #abc9904e
+BRIEF = dict(mined=dict(method='combiner', samples=2000), cirr=dict(method='combiner', triplets='cirr', cirr=60),
+             lincir=dict(method='lincir', photos=60, cirr=60, width=128, lr=1e-3, warmup=0, relative=True, prompt='$ {condition}'))   # else the defaults of 05_train
 
 def training_params(name:str  # an experiment of this profile, or a name in BRIEF
                    )->dict:
@@ -159,14 +161,15 @@ def specific_solutions(root, backbone, benchmarks:dict, detector='windows', devi
         if why: missing[task] = why; found.pop(task, None)
     return found, missing
 
-# %% ../nbs/06_evaluate.ipynb #acb03351
+# %% ../nbs/06_evaluate.ipynb #0f2c5721
 def solution_answers(found:dict,     # task -> Solution
                      benchmarks, encode, seed=0)->pd.DataFrame:
     "The answers of one solution per task; images that two tasks share are looked at once."
     mine = {k:b for k,b in benchmarks.items() if k[1] in found}
     eyes = {id(s.backbone):s.backbone for s in found.values() if s.encode is None and hasattr(s.backbone, 'names')}   # detectors
     seen = {i:encode_once(e, [b for (_,t),b in mine.items() if found[t].backbone is e]) for i,e in eyes.items()}
-    lines = [found[t].evaluate(b, encode=seen.get(id(found[t].backbone), encode), ks=(1,), seed=seed)[0].assign(method=found[t].method.name, seed=UNTRAINED, draw=d) for (d,t),b in progress(mine.items(), 'solutions', 'task')]
+    lines = [found[t].evaluate(b, encode=seen.get(id(found[t].backbone), encode), ks=(1,), seed=seed)[0].assign(method=found[t].method.name, seed=UNTRAINED, draw=d) for (d,t),
+             b in progress(mine.items(), 'solutions', 'task')]
     return pd.concat(lines, ignore_index=True) if lines else answers([], {}, None, encode=encode)
 
 def specific_answers(found, benchmarks, backbone, encode, seed=0)->Path: # the folder

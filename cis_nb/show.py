@@ -13,9 +13,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-# %% ../nbs/00c_show.ipynb #9c021c55
+# %% ../nbs/00c_show.ipynb #5bbbdb14
 PALETTE = dict(blue='#0072B2', orange='#E69F00', green='#009E73', red='#D55E00', purple='#CC79A7', sky='#56B4E9', ink='#333333', grey='#999999')
-METHOD_COLORS = dict(image_only='blue', text_only='orange', image_text='green', image_text_normalised='sky', random_scores='grey', combiner='red', combiner_cirr='purple', specific='ink', lincir='purple',
+METHOD_COLORS = dict(image_only='blue', text_only='orange', image_text='green', image_text_normalised='sky', random_scores='grey', combiner='red', combiner_cirr='purple', specific='ink',
+                     lincir='purple',
                      pic2word='sky', searle='ink', condvit='red', compodiff='orange')
 MARKS = dict(target='green', wrong='red', reference='blue')
 

@@ -197,8 +197,9 @@ def map_page(states:dict)->str:
         out += [f'## {PAPERS[paper]}', '', f'<table class="cis-table cis-map"><tr><th>item<th>kind<th>what it shows<th>state<th>where, or what it waits for\n{body}\n</table>', '']
     return '\n'.join(out)
 
-# %% ../nbs/10b_site.ipynb #132c155a
-PARTS = {'00': 'Ground', '01': 'The world', '02': 'Benchmarks', '03': 'Mining', '04': 'Models', '05': 'Training', '06': 'Evaluation', '07': 'Ablations', '08': 'Scaling', '09': 'Claims', '10': 'The book itself'}
+# %% ../nbs/10b_site.ipynb #b8f91c21
+PARTS = {'00': 'Ground', '01': 'The world', '02': 'Benchmarks', '03': 'Mining', '04': 'Models', '05': 'Training', '06': 'Evaluation', '07': 'Ablations', '08': 'Scaling', '09': 'Claims',
+         '10': 'The book itself'}
 
 def _title(name:str, chapter:str)->str:
     "A page's title, with the variant's name."
@@ -215,19 +216,21 @@ def _front_row(name:str, found:dict, how:dict)->str:
     trouble = f'<div class="cis-why">{esc(told(word, why))}</div>' if word!='done' else ''
     return f'<tr><td>{number}<td>{link}<td>{said}{trouble}<td class="cis-num">{span(load(e.folder/"run.json").get("seconds", 0)) if said else ""}<td>{badge(word)}'
 
-# %% ../nbs/10b_site.ipynb #d785f61d
+# %% ../nbs/10b_site.ipynb #1c2cffb8
 def _cards(found:dict, words:dict, receipts:list, counts, wall:float)->str:
     "The numbers at the head of the front page."
     busy = sum(load(e.folder/'run.json').get('seconds', 0) for e in found.values())
     good, made, part, whole = list(words.values()).count('done'), int(counts.done.sum()), int(counts.partly.sum()), int(counts.values.sum())
     m = receipts[-1]['machine'] if receipts else {}
     cards = [(f'{good} of {len(found)}', 'experiments with a result'), (span(busy), f'of computing{f", {span(wall)} from start to end" if wall else ""}'),
-             (f'{made} of {whole}', f'<a href="map.html">tables and figures of the four papers</a> made here{f", {part} more in part" if part else ""}'), (esc(m.get('gpu') or f'{m.get("cores", 0)} core{"s"*(m.get("cores", 0)!=1)}'), esc(m.get('cpu', '')))]
+             (f'{made} of {whole}', f'<a href="map.html">tables and figures of the four papers</a> made here{f", {part} more in part" if part else ""}'),
+             (esc(m.get('gpu') or f'{m.get("cores", 0)} core{"s"*(m.get("cores", 0)!=1)}'), esc(m.get('cpu', '')))]
     return '<div class="cis-cards">' + ''.join(f'<div><b>{a}</b><span>{b}</span></div>' for a,b in cards) + '</div>'
 
 def _bars(counts)->str:
     "How much of each paper is made here, as HTML."
-    rows = ''.join(f'<tr><td><a href="map.html#{PAPERS[p].lower()}">{PAPERS[p]}</a><td><div class="cis-bar">' + ''.join(f'<i class="cis-{w}" style="flex:{n}" title="{n} {MAP_WORDS[w]}"></i>' for w,n in row.items() if n)
+    rows = ''.join(f'<tr><td><a href="map.html#{PAPERS[p].lower()}">{PAPERS[p]}</a><td><div class="cis-bar">'
+                   + ''.join(f'<i class="cis-{w}" style="flex:{n}" title="{n} {MAP_WORDS[w]}"></i>' for w,n in row.items() if n)
                    + f'</div><td>{", ".join(f"{n} {MAP_WORDS[w]}" for w,n in row.items() if n)}' for p,row in counts.iterrows())
     return f'<table class="cis-table">{rows}</table>'
 
@@ -239,7 +242,7 @@ def _facts(profile:str, receipts:list)->str:
                 system=r['machine']['os'], versions=', '.join(f'{k} {v}' for k,v in r['versions'].items()))
     return '<table class="cis-table cis-facts">' + ''.join(f'<tr><th>{inline(k)}<td>{esc(v)}' for k,v in rows.items()) + '</table>'
 
-# %% ../nbs/10b_site.ipynb #359d0116
+# %% ../nbs/10b_site.ipynb #ac2eaab7
 def _toctree(names:list, found:dict)->str:
     "The side bar: the parts of the book and their pages."
     chapter = lambda n: found[n].chapter if n in found else n
@@ -259,7 +262,8 @@ def front(profile:str, found:dict, how:dict, names:list, wall:float=0)->str: # M
         rows = [_front_row(n, found, how) for n in names if n.startswith(number)]
         body += f'<tr class="cis-part"><td colspan="5">{part}' + '\n'.join(rows) if rows else ''
     table = f'<table class="cis-table cis-front"><tr><th><th>chapter<th>what came out<th class="cis-num">time<th>\n{body}\n</table>'
-    return '\n\n'.join(['# The CIS Book', f'Conditional image similarity, reproduced: the profile **{profile}**. [What this is and how to read it](about).', _cards(found, words, receipts, counts, wall), '## Results', table,
+    return '\n\n'.join(['# The CIS Book', f'Conditional image similarity, reproduced: the profile **{profile}**. [What this is and how to read it](about).',
+                        _cards(found, words, receipts, counts, wall), '## Results', table,
                         '## The four papers', _bars(counts), 'All of them, one by one: [the map](map).', '## This run', _facts(profile, receipts), _toctree(names, found)])
 
 # %% ../nbs/10b_site.ipynb #d6dea945

@@ -321,15 +321,16 @@ def finished(objective, folder:Path, state:dict, acc)->pd.DataFrame:
     acc.wait_for_everyone()
     return pd.DataFrame(state['rows'])
 
-# %% ../nbs/05_train.ipynb #b39834fd
-METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__, 'pic2word': Pic2Word.__module__, 'searle': Searle.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME`, `method_NAME` and `SETTINGS`
+# %% ../nbs/05_train.ipynb #d8e613aa
+METHODS = {'contrastive': Contrastive.__module__, 'combiner': CombinerTraining.__module__, 'lincir': SelfMasking.__module__, 'pic2word': Pic2Word.__module__,
+           'searle': Searle.__module__}   # name -> the module that holds `make_NAME`, `sources_NAME`, `method_NAME` and `SETTINGS`
 
 def find_method(name:str, what:str='make'):
     "What the module of a method has: `make` an objective, the `sources` of a run, the `method` that a run has learned, its own `SETTINGS`."
     if name not in METHODS: raise ValueError(f'method {name!r} does not train here; known: {", ".join(METHODS)}')
     return getattr(importlib.import_module(METHODS[name]), what if what.isupper() else f'{what}_{name}')
 
-# %% ../nbs/05_train.ipynb #aba5add5
+# %% ../nbs/05_train.ipynb #4ce4adc5
 COMMON = dict(backbone='tiny', pretrained='auto', method='auto', data='world', samples=20_000, val_samples=40, steps=24, batch_size=32, lr=5e-4, warmup=10, schedule='cosine', weight_decay=.05,
               clip=1., eval_every=12, log_every=2, seed=0, dtype='auto', device='auto', processes=1, workers=0, compile='')
 DEFAULTS = COMMON | {k: v for name in METHODS for k,v in find_method(name, 'SETTINGS').items()}
@@ -337,7 +338,8 @@ FREE = ('device', 'log_every', 'workers', 'processes')   # how a run is made, no
 
 CHOICES = dict(masking=MASKINGS, noise=LAWS, supervision=SUPERVISION, keys=KEYS, schedule=('cosine', 'constant'), compile=('', 'inductor', 'eager'), dtype=('auto', 'float32', 'bfloat16'))
 
-WHOLE = {0: ('warmup', 'eval_every', 'log_every', 'seed', 'workers', 'width', 'searches'), 1: ('steps', 'batch_size', 'processes', 'photos', 'cirr', 'phrases', 'few', 'many', 'search_steps')}   # the least of each
+WHOLE = {0: ('warmup', 'eval_every', 'log_every', 'seed', 'workers', 'width', 'searches'),
+         1: ('steps', 'batch_size', 'processes', 'photos', 'cirr', 'phrases', 'few', 'many', 'search_steps')}   # the least of each
 REAL = dict(lr=np.inf, weight_decay=np.inf, clip=np.inf, scale=np.inf, search_lr=np.inf, drop=1, dropout=1)    # below what
 
 def check_values(p:dict)->dict:
@@ -363,11 +365,12 @@ def settings(p:dict)->dict:
     if p['pretrained']=='auto': p['pretrained'] = 'none' if ours and p['method']=='contrastive' else 'default'    # what is trained from nothing
     return check_values({k: p[k] for k in [*COMMON, *find_method(p['method'], 'SETTINGS')]})
 
-# %% ../nbs/05_train.ipynb #d22ef7be
+# %% ../nbs/05_train.ipynb #938401d0
 def run_of(name:str)->str:
     "What an experiment of this profile has trained: the folder of the run in its receipt. What is no experiment's name is returned as it is."
     if not re.match(r'\d\w*_', name) or Path(name).is_dir(): return name
-    receipt = need_file(Path(os.environ.get('CIS_REPORT', 'reports/quick/05_train')).parent/name/'receipt.json', f'weights {name!r}', f'the experiment {name} of the same profile, which has to run first')
+    receipt = need_file(Path(os.environ.get('CIS_REPORT', 'reports/quick/05_train')).parent/name/'receipt.json', f'weights {name!r}',
+                        f'the experiment {name} of the same profile, which has to run first')
     return str(store_root()/json.loads(receipt.read_text())['runs'][0])
 
 # %% ../nbs/05_train.ipynb #022ec6b2

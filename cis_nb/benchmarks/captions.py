@@ -23,8 +23,9 @@ from ..core import fingerprint, need_file
 from ..models.features import image_features, text_features
 from ..readers import Skipped, members
 
-# %% ../../nbs/02ec_benchmarks.captions.ipynb #bd0a68eb
-CAPTIONS = dict(what='COCO captions', where='http://images.cocodataset.org/annotations/annotations_trainval2014.zip (the Karpathy test is in captions_val2014.json)', licence='CC BY 4.0', size='241 MB')
+# %% ../../nbs/02ec_benchmarks.captions.ipynb #b7a5f1c0
+CAPTIONS = dict(what='COCO captions', where='http://images.cocodataset.org/annotations/annotations_trainval2014.zip (the Karpathy test is in captions_val2014.json)', licence='CC BY 4.0',
+                size='241 MB')
 WAYS = ('image to text', 'text to image')
 
 @dataclass
@@ -64,7 +65,7 @@ def _entries(path, coco, field:str, **kinds)->dict: # id -> entry
         out[e['id']] = e
     return out
 
-# %% ../../nbs/02ec_benchmarks.captions.ipynb #92ad4e78
+# %% ../../nbs/02ec_benchmarks.captions.ipynb #e71742bb
 def read_captions(path, ids=None, name:str='coco')->Captions: # `ids`: the pictures that are asked for, all if not given
     "A COCO `captions_*.json`, or those of its pictures that a list names, as the Karpathy test does."
     path = need_file(path, **CAPTIONS)
@@ -72,7 +73,8 @@ def read_captions(path, ids=None, name:str='coco')->Captions: # `ids`: the pictu
     pictures, said = _entries(path, coco, 'images', id=int, file_name=str), _entries(path, coco, 'annotations', id=int, image_id=int, caption=str)
     for c,a in said.items():
         if a['image_id'] not in pictures: raise ValueError(f'{path}: caption {c} belongs to image {a["image_id"]}, which is not among its images')
-    c = Captions(name, path.name.split('.')[0].removeprefix('captions_'), {i: PurePosixPath(p['file_name']).name for i,p in pictures.items()}, {i: a['caption'] for i,a in said.items()}, {i: a['image_id'] for i,a in said.items()})
+    c = Captions(name, path.name.split('.')[0].removeprefix('captions_'), {i: PurePosixPath(p['file_name']).name for i,p in pictures.items()}, {i: a['caption'] for i,a in said.items()},
+                 {i: a['image_id'] for i,a in said.items()})
     if ids is not None: c = replace(c.only(_known(ids, c, path)), split=f'{c.split}-list-{fingerprint(list(ids))[:6]}')
     spoken = set(c.owner.values())
     if silent := [i for i in c.images if i not in spoken]: raise ValueError(f'{path}: {len(silent)} images have no caption (the first: {silent[0]}); choose others with `ids`')
@@ -86,7 +88,7 @@ def _known(ids, c:Captions, path)->list:
     if len(set(ids))<len(ids): raise ValueError(f'{path}: image {Counter(ids).most_common(1)[0][0]} is chosen twice')
     return ids
 
-# %% ../../nbs/02ec_benchmarks.captions.ipynb #903fd031
+# %% ../../nbs/02ec_benchmarks.captions.ipynb #630869f8
 KARPATHY = dict(what="Karpathy's splits of COCO", where='https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip', licence='not stated', size='36 MB')
 
 def read_ids(path, split:str='test')->list: # image ids
@@ -94,7 +96,8 @@ def read_ids(path, split:str='test')->list: # image ids
     found = read_json(need_file(path, **KARPATHY))
     if isinstance(found, dict):
         entries = found.get('images')
-        if not isinstance(entries, list) or any(not isinstance(e, dict) or type(e.get('cocoid')) is not int or 'split' not in e for e in entries): raise ValueError(f'{path}: "images" must be a list of objects with a number as cocoid, and split')
+        if not isinstance(entries, list) or any(not isinstance(e, dict) or type(e.get('cocoid')) is not int or 'split' not in e
+                                                for e in entries): raise ValueError(f'{path}: "images" must be a list of objects with a number as cocoid, and split')
         found = [e['cocoid'] for e in entries if e['split']==split]
     if not isinstance(found, list) or any(type(i) is not int for i in found): raise ValueError(f'{path}: expected a list of image numbers, or dataset_coco.json')
     if not found: raise ValueError(f'{path}: no image of the split {split!r}')
@@ -159,13 +162,14 @@ def read_truth(folder, name:str, c:Captions)->Truth: # 'cxc', 'eccv', ... ; the 
         _check_ids(right[way], way, c, path)
     return Truth(name, right)
 
-# %% ../../nbs/02ec_benchmarks.captions.ipynb #c8e4aa73
+# %% ../../nbs/02ec_benchmarks.captions.ipynb #80ed6def
 def audit_truth(truth:Truth, c:Captions)->pd.DataFrame: # one row per direction
     "Queries, right answers per query, and what became of the pairs as they were written."
     rows, plain = [], plain_truth(c).right
     for way, right in truth.right.items():
         n, kept = np.array([len(v) for v in right.values()]), [len({*v} & {*plain[way][q]}) for q,v in right.items()]
-        rows.append((truth.name, way, len(right), len(plain[way]), float(np.mean([len(plain[way][q]) for q in right])), float(n.mean()), int(n.max()), sum(len(plain[way][q]) for q in right)-sum(kept)))
+        rows.append((truth.name, way, len(right), len(plain[way]), float(np.mean([len(plain[way][q]) for q in right])), float(n.mean()), int(n.max()),
+                     sum(len(plain[way][q]) for q in right)-sum(kept)))
     return pd.DataFrame(rows, columns=['ground truth', 'direction', 'queries', 'of', 'right as written', 'right, mean', 'most', 'written, but not right'])
 
 # %% ../../nbs/02ec_benchmarks.captions.ipynb #ddf5dc64
@@ -264,7 +268,7 @@ def rankings_of(image, text, c:Captions)->dict: # direction -> {query: ids, best
     lists = lambda q, gal, ids: np.asarray(ids)[np.argsort(-(q@gal.T), axis=1, kind='stable')]
     return dict(zip(WAYS, ({i: r.tolist() for i,r in zip(c.images, lists(image, text, list(c.texts)))}, {t: r.tolist() for t,r in zip(c.texts, lists(text, image, list(c.images)))})))
 
-# %% ../../nbs/02ec_benchmarks.captions.ipynb #400e7acd
+# %% ../../nbs/02ec_benchmarks.captions.ipynb #327a9375
 def folds_of(c:Captions, n:int=5)->list: # Captions
     "The pictures in `n` parts, in their order."
     if len(c.images)<n*KS[-1]: raise ValueError(f'{c.name}/{c.split}: {len(c.images)} pictures are too few for {n} parts of at least {KS[-1]}; ask with folds=0')
@@ -276,7 +280,8 @@ def truth_protocol(truth:Truth, way:str, c:Captions, sizes:list=(), extra:str=''
     n = len(c.texts) if way==WAYS[0] else len(c.images)
     whole = f'all {n:,} {asked[1]}' if not sizes else f'{asked[1]} of {len(sizes)} parts of {min(sizes):,}' + f' to {max(sizes):,}'*(max(sizes)>min(sizes)) + ' pictures, the mean of their means'
     right = 'right: as written' if kind=='plain' else f'right: {kind}, {fingerprint(truth.right[way])[:6]}'
-    return Protocol(f'captions/{c.name}/{kind}' + f'-{len(sizes)}parts'*bool(sizes), gallery=whole, split=c.split, coverage=c.coverage, extra='; '.join(filter(None, [f'{len(truth.right[way]):,} {asked[0]} ask', right, 'interval over pictures', extra])))
+    return Protocol(f'captions/{c.name}/{kind}' + f'-{len(sizes)}parts'*bool(sizes), gallery=whole, split=c.split, coverage=c.coverage,
+                    extra='; '.join(filter(None, [f'{len(truth.right[way]):,} {asked[0]} ask', right, 'interval over pictures', extra])))
 
 def _rows(r, truth, way, c, protocol, measures, seed, labels, part=None)->list:
     "The rows of one direction; `part` (Q,) is the fold of each query."

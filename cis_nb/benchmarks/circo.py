@@ -75,10 +75,11 @@ def audit_circo(root, split:str='val')->pd.DataFrame: # what, count
     if split=='val': rows += [(f'aspect {a}', n) for a,n in Counter(a for e in E for a in e['semantic_aspects']).most_common()]
     return pd.DataFrame(rows, columns=['what', 'count'], dtype=object)
 
-# %% ../../nbs/02cb_benchmarks.circo.ipynb #66412bd3
+# %% ../../nbs/02cb_benchmarks.circo.ipynb #5bb4ed1e
 def picture_names(c:Circo)->dict: # id -> file
     "The gallery: every unlabeled image, by number."
-    path = next((p for p in (c.folder/'COCO2017_unlabeled/annotations/image_info_unlabeled2017.json', c.folder/'annotations/image_info_unlabeled2017.json') if p.is_file()), c.folder/'COCO2017_unlabeled/annotations/image_info_unlabeled2017.json')
+    path = next((p for p in (c.folder/'COCO2017_unlabeled/annotations/image_info_unlabeled2017.json', c.folder/'annotations/image_info_unlabeled2017.json') if p.is_file()),
+                c.folder/'COCO2017_unlabeled/annotations/image_info_unlabeled2017.json')
     try: return {str(i['id']): Path(i['file_name']).name for i in read_json(need_file(path, **INFO))['images']}
     except (KeyError, TypeError) as e: raise ValueError(f'{path}: images need id and file_name ({type(e).__name__}: {e}); get the file again') from None
 
@@ -95,13 +96,14 @@ def _loader(c:Circo, names:dict, paths:dict):
 
 def _key(paths:dict)->str: return fingerprint(['circo', sorted((i, p.stat().st_size, p.stat().st_mtime_ns) for i,p in paths.items())])
 
-# %% ../../nbs/02cb_benchmarks.circo.ipynb #2ed32748
+# %% ../../nbs/02cb_benchmarks.circo.ipynb #0eab0bea
 def load_circo(root, split:str='val', prompt:str='{condition}')->Benchmark:
     "CIRCO with what is there of its images; the metric is mAP@K."
     c = read_circo(root, split)
     if not c.answers: raise ValueError(f'{c.folder}: the answers to {split} are not here, only its server knows them; `ranked_lists` makes what the server wants')
     names = picture_names(c)
-    q = pd.DataFrame([(str(e['id']), str(e['reference_img_id']), e['relative_caption'], [str(i) for i in c.answers[str(e['id'])]]) for e in c.entries], columns=['query_id', 'reference', 'condition', 'targets'])
+    q = pd.DataFrame([(str(e['id']), str(e['reference_img_id']), e['relative_caption'], [str(i) for i in c.answers[str(e['id'])]]) for e in c.entries],
+                     columns=['query_id', 'reference', 'condition', 'targets'])
     paths = picture_paths(c, names)
     if not paths: need_file(c.folder/'COCO2017_unlabeled/unlabeled2017'/next(iter(names.values())), **PICTURES)
     b = Benchmark('circo', 'circo', q, _loader(c, names, paths), Protocol('circo', gallery=f'all {len(names):,} unlabeled images', prompt=prompt, reference='kept', split=split),
@@ -158,7 +160,7 @@ def write_submission(lists:dict, path, c:Circo, gallery=None)->Path:
     Path(path).write_text(json.dumps(s), encoding='utf-8')
     return Path(path)
 
-# %% ../../nbs/02cb_benchmarks.circo.ipynb #4c34ee40
+# %% ../../nbs/02cb_benchmarks.circo.ipynb #b2a6da5f
 def score_submission(path, c:Circo)->pd.DataFrame: # metric, k, value in percent, n
     "What the server would answer, where the right images are known: mAP@K, and R@K of the one target."
     if not c.answers: raise ValueError(f'{c.folder}: the answers to {c.split} are not here, only its server can score {path}')
@@ -166,7 +168,8 @@ def score_submission(path, c:Circo)->pd.DataFrame: # metric, k, value in percent
     place = lambda found, i: found.index(i)+1 if i in found else LENGTH+1
     width = max(map(len, c.answers.values()))
     R = np.array([[*(place(s[q], i) for i in right), *[0]*(width-len(right))] for q,right in c.answers.items()])
-    return pd.DataFrame([dict(metric='map', k=k, value=100*float(map_at_k(R, k).mean()), n=len(R)) for k in (5, 10, 25, 50)] + [dict(metric='recall', k=k, value=100*float((R[:, 0]<=k).mean()), n=len(R)) for k in (5, 10, 25, 50)])
+    return pd.DataFrame([dict(metric='map', k=k, value=100*float(map_at_k(R, k).mean()), n=len(R)) for k in (5, 10, 25, 50)]
+                        + [dict(metric='recall', k=k, value=100*float((R[:, 0]<=k).mean()), n=len(R)) for k in (5, 10, 25, 50)])
 
 @torch.no_grad()
 def ranked_lists(method, c:Circo, backbone, prompt:str='{condition}', encode=None, block:int=200)->dict: # query id -> ids

@@ -18,7 +18,7 @@ from .templates import read_json
 from ..core import fingerprint, need_file
 from ..readers import Place, Skipped, tar_members
 
-# %% ../../nbs/02ce_benchmarks.composition.ipynb #2d477e4d
+# %% ../../nbs/02ce_benchmarks.composition.ipynb #1a3c1272
 SPLITS = ('val', 'train')
 FILE = dict(what='COCO 2017 instances', where='http://images.cocodataset.org/annotations/annotations_trainval2017.zip', licence='CC BY 4.0', size='241 MB')
 PICTURES = dict(what='COCO 2017 pictures', where='http://images.cocodataset.org/zips/ (val2017.zip, train2017.zip)', licence='Flickr terms of use', size='1 GB and 18 GB')
@@ -28,7 +28,8 @@ def _number(v)->bool: return type(v) in (int, float) and math.isfinite(v)
 
 def _shape_fault(s, W:int, H:int)->str:
     "What is wrong with a segmentation: polygons, or runs."
-    if isinstance(s, list): return '' if s and all(isinstance(p, list) and len(p)>=6 and len(p)%2==0 and all(map(_number, p)) for p in s) else 'segmentation needs polygons [[x, y, x, y, x, y, ...], ...]'
+    if isinstance(s, list): return '' if s and all(isinstance(p, list) and len(p)>=6 and len(p)%2==0 and all(map(_number, p))
+                                                   for p in s) else 'segmentation needs polygons [[x, y, x, y, x, y, ...], ...]'
     if not isinstance(s, dict): return f'segmentation is {type(s).__name__}, neither polygons nor runs'
     if isinstance(s.get('counts'), str): return 'segmentation is compressed (counts is text); write it as a list of run lengths'
     if s.get('size')!=[H, W]: return f'segmentation has the size {s.get("size")}, the picture [{H}, {W}]'

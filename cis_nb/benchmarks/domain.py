@@ -29,9 +29,10 @@ class Domains:
     places: dict            # image -> where its bytes are; only those that are here
     left_out: Skipped
 
-# %% ../../nbs/02cd_benchmarks.domain.ipynb #27b48bb2
+# %% ../../nbs/02cd_benchmarks.domain.ipynb #3052e273
 SOURCE = dict(what='lists of the domain conversion task', where='https://github.com/google-research/composed_image_retrieval (data/imgnet)', licence='Apache 2.0', size='1.5 MB')
-PICTURES = dict(what='ImageNet-R, and the real pictures of ImageNet val in imgnet/real', where='https://github.com/hendrycks/imagenet-r and https://image-net.org', licence='research use', size='2 GB and 6 GB')
+PICTURES = dict(what='ImageNet-R, and the real pictures of ImageNet val in imgnet/real', where='https://github.com/hendrycks/imagenet-r and https://image-net.org', licence='research use',
+                size='2 GB and 6 GB')
 STEP, REAL = 1000, 6
 NAMES = {0: 'cartoon', 1: 'origami', 2: 'toy', 3: 'sculpture', REAL: 'real'}
 
@@ -67,7 +68,7 @@ def _names(folder:Path)->dict: # number -> name
     if REAL not in names: raise ValueError(f'{path}: the real domain, number {REAL}, has no name')
     return names
 
-# %% ../../nbs/02cd_benchmarks.domain.ipynb #9d86f188
+# %% ../../nbs/02cd_benchmarks.domain.ipynb #8f16b82b
 def lists_folder(root)->Path:
     "Where the two lists lie below `root`, or None."
     return next((p for p in (Path(root)/'imgnet', Path(root)/'imgnet_lists', Path(root)) if (p/'imgnet_targets.txt').is_file() or (p/'imgnet_real_query.txt').is_file()), None)
@@ -84,7 +85,8 @@ def read_lists(root)->Domains:
     if len(wrong := both[(both.label!=both.label_there) | (both.domain_there!=REAL)]):
         raise ValueError(f'{path}: {wrong.image.iloc[0]!r} asks with class {wrong.label.iloc[0]}, and has the label {wrong.domain_there.iloc[0]*STEP+wrong.label_there.iloc[0]} here')
     here = {i: Place(str(p)) for i in dict.fromkeys([*asking.image, *gallery.image]) if (p := _home(root, folder, i)/i).is_file()}
-    return Domains('imagenet-r' if names==NAMES else 'lists', folder, gallery.assign(domain=gallery.domain.map(names))[['image', 'domain', 'label']], asking[['image', 'label']], names[REAL], here, Skipped())
+    return Domains('imagenet-r' if names==NAMES else 'lists', folder, gallery.assign(domain=gallery.domain.map(names))[['image', 'domain', 'label']], asking[['image', 'label']],
+                   names[REAL], here, Skipped())
 
 def _home(root, folder:Path, image:str)->Path:
     "The folder that the paths of the lists start from."

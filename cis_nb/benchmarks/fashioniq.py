@@ -20,10 +20,11 @@ from .templates import read_json
 from ..core import fingerprint, need_file, one_of
 from ..models.baselines import unit
 
-# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #aecb47d8
+# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #0a15e346
 CATEGORIES, SPLITS = ('dress', 'shirt', 'toptee'), ('train', 'val', 'test')
 LISTS = dict(what='FashionIQ annotations', where='https://github.com/XiaoxiaoGuo/fashion-iq (captions/ and image_splits/)', licence='Community Data License Agreement', size='7 MB')
-PICTURES = dict(what='FashionIQ images', where='https://github.com/XiaoxiaoGuo/fashion-iq (links to the pictures of a shop, many of them dead)', licence='of the shop that published them', size='74,000 JPEG files')
+PICTURES = dict(what='FashionIQ images', where='https://github.com/XiaoxiaoGuo/fashion-iq (links to the pictures of a shop, many of them dead)', licence='of the shop that published them',
+                size='74,000 JPEG files')
 
 def _entry_fault(e, secret:bool)->str:
     "What is wrong with a query by itself; empty if nothing."
@@ -90,17 +91,21 @@ def tidy(caption:str)->str:
     "A sentence without blanks and punctuation at its ends, as LinCIR, SEARLE and CLIP4Cir strip it."
     return ' '.join(caption.split()).strip('.?, ')
 
-# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #6fc8ad66
+# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #9cf8cfc0
 def audit_fashioniq(root, category:str='dress', split:str='val')->pd.DataFrame: # what, count
     "Count what a split of a category holds."
     _, *paths = _files(root, category, split)
     E, names = _contents(*paths, split=='test')
     said, references, listed, pairs = [c for e in E for c in e['captions']], [e['candidate'] for e in E], set(names), Counter((e['candidate'], e.get('target')) for e in E)
     targets = [e['target'] for e in E] if split!='test' else []
-    rows = [('queries', len(E)), ('different candidates', len(set(references))), ('images in the list', len(names)), ('of these, used by a query', len({*references, *targets} & listed)), ('names that stand twice in the list', len(names)-len(listed)),
-            ('candidates that are not in the list', sum(r not in listed for r in references)), ('empty captions', sum(not tidy(c) for c in said)), ('queries with two empty captions', sum(not any(map(tidy, e['captions'])) for e in E)),
-            ('captions with blanks at an end', sum(c!=c.strip() for c in said)), ('queries whose captions are the same', sum(tidy(a)==tidy(b) for a,b in (e['captions'] for e in E))), ('words in a caption, mean', float(np.mean([len(c.split()) for c in said])))]
-    if targets: rows += [('targets that are not in the list', sum(t not in listed for t in targets)), ('queries whose target is the candidate', sum(t==r for t,r in zip(targets, references))), ('pairs asked before', len(E)-len(pairs)),
+    rows = [('queries', len(E)), ('different candidates', len(set(references))), ('images in the list', len(names)), ('of these, used by a query', len({*references, *targets} & listed)),
+            ('names that stand twice in the list', len(names)-len(listed)),
+            ('candidates that are not in the list', sum(r not in listed for r in references)), ('empty captions', sum(not tidy(c) for c in said)),
+            ('queries with two empty captions', sum(not any(map(tidy, e['captions'])) for e in E)),
+            ('captions with blanks at an end', sum(c!=c.strip() for c in said)), ('queries whose captions are the same', sum(tidy(a)==tidy(b) for a,b in (e['captions'] for e in E))),
+            ('words in a caption, mean', float(np.mean([len(c.split()) for c in said])))]
+    if targets: rows += [('targets that are not in the list', sum(t not in listed for t in targets)),
+                         ('queries whose target is the candidate', sum(t==r for t,r in zip(targets, references))), ('pairs asked before', len(E)-len(pairs)),
                          ('queries whose pair is asked the other way round too', sum(n for (r, t),n in pairs.items() if r!=t and (t, r) in pairs))]
     return pd.DataFrame(rows, columns=['what', 'count'], dtype=object)
 
@@ -141,7 +146,7 @@ def averaged(method)->SimpleNamespace:
         return unit(torch.zeros(len(every), q.shape[1]).index_add_(0, row, q))
     return SimpleNamespace(name=method.name, title=getattr(method, 'title', method.name), scores=method.scores, encode_query=encode_query)
 
-# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #1b548f69
+# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #57cafd17
 def picture_paths(f:FashionIQ)->dict: # name -> path of those that are there
     "The images of a list in `images/`, as .jpg or as .png."
     if not (folder := f.folder/'images').is_dir(): return {}
@@ -156,9 +161,10 @@ def _loader(f:FashionIQ, paths:dict):
 
 def _queries(f:FashionIQ, order:str)->pd.DataFrame:
     "The entries as the rows of a benchmark; numbered, since they have no names."
-    return pd.DataFrame([(f'{f.category}-{i}', e['candidate'], '\n'.join(wordings(e['captions'], order)), [t]) for i,(e,t) in enumerate(zip(f.entries, f.targets))], columns=['query_id', 'reference', 'condition', 'targets'])
+    return pd.DataFrame([(f'{f.category}-{i}', e['candidate'], '\n'.join(wordings(e['captions'], order)), [t]) for i,(e,t) in enumerate(zip(f.entries, f.targets))],
+                        columns=['query_id', 'reference', 'condition', 'targets'])
 
-# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #abf1bea1
+# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #17ce79eb
 GALLERIES = ('split', 'queries')
 
 def _gallery(f:FashionIQ, gallery:str)->tuple: # names, in words
@@ -180,16 +186,18 @@ def load_fashioniq(root, category:str='dress', split:str='val', gallery:str='spl
     alone = sum(not all(map(tidy, e['captions'])) for e in f.entries)
     notes = [f'{alone} of {len(f.entries)} queries have one caption' if alone else '', f'{len(names)-len(paths):,} of {len(names):,} images missing' if images and len(paths)<len(names) else '']
     kind = SeveralTexts if order=='both' else Protocol
-    b = Benchmark('fashioniq', category, _queries(f, order), _loader(f, paths), kind(f'fashioniq/{category}', said, prompt, ORDERS[order], reference, split=split, extra='; '.join(filter(None, notes))),
+    b = Benchmark('fashioniq', category, _queries(f, order), _loader(f, paths),
+                  kind(f'fashioniq/{category}', said, prompt, ORDERS[order], reference, split=split, extra='; '.join(filter(None, notes))),
                   list(names), list(names), fingerprint(['fashioniq', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n,p in paths.items())]))
     return b.restrict(paths) if images else b
 
-# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #5a9d0e43
+# %% ../../nbs/02cc_benchmarks.fashioniq.ipynb #86ff047b
 def macro_mean(per_query:pd.DataFrame, ks=(10, 50), seed=0, **labels)->pd.DataFrame: # one result row
     "The mean of R@k over `ks` and over the three categories."
     if lost := set(CATEGORIES)-set(per_query.task): raise ValueError(f'the macro mean needs all three categories; {", ".join(sorted(lost))} is not there')
     v, low, high = bootstrap_ci(np.mean([per_query['rank']<=k for k in ks], axis=0), seed=seed, groups=list(per_query.task), families=families_of(per_query))
-    return pd.DataFrame([dict(labels, task='mean', seed=seed, metric='mean_recall', k=max(ks), value=100*v, ci_low=100*low, ci_high=100*high, n=len(per_query), protocol='mean-'+fingerprint(sorted(set(per_query.protocol)))[:8])]).reindex(columns=RESULT_COLUMNS)
+    return pd.DataFrame([dict(labels, task='mean', seed=seed, metric='mean_recall', k=max(ks), value=100*v, ci_low=100*low, ci_high=100*high, n=len(per_query),
+                              protocol='mean-'+fingerprint(sorted(set(per_query.protocol)))[:8])]).reindex(columns=RESULT_COLUMNS)
 
 def evaluate_fashioniq(method, benchmarks:dict, # category -> Benchmark
                        backbone, ks=(10, 50), seed=0, encode=None, keep=10)->tuple: # per_query, result rows

@@ -291,14 +291,15 @@ def _build(folder:Path, rows, skipped, parser, record, per_shard, processes):
     totals = {k: sum(s[k] for s in shards) for k in ('captions', 'relations', 'captions without a relation')}
     _written(folder/'shards.json', json.dumps(dict(record, counts=totals, skipped=skipped.counts(), shards=shards), indent=1).encode())
 
-# %% ../../nbs/03a_mining.captions.ipynb #50074c3c
+# %% ../../nbs/03a_mining.captions.ipynb #8b8e31c2
 def relation_shards(root, parser='auto', captions='first', attributes=False, rules='published', per_shard=5000, processes=None, split=None, limit=None)->Path:
     "The folder of the relations of all captions below `root`, made on first use and resumed after a kill."
     rows, skipped = read_captions(root, captions, split, limit)
     if parser=='auto': parser = find_parser()
     record = dict(parser=parser_name(load_parser(parser)), rules=rules, captions=captions, attributes=attributes, per_shard=per_shard, split=split, limit=limit)
     return stored('relations', f'{Path(root).name}-{record["parser"]}-{captions}', record, lambda folder: _build(folder, rows, skipped, parser, record, per_shard, processes),
-                  inputs=[fingerprint([list(r) for r in rows]), spacy.__version__, *([Path(parser)] if Path(parser).is_dir() else [])], code=['cis_nb.mining.captions', 'cis_nb.mining.parsers', 'cis_nb.readers'], resume=True)
+                  inputs=[fingerprint([list(r) for r in rows]), spacy.__version__, *([Path(parser)] if Path(parser).is_dir() else [])],
+                  code=['cis_nb.mining.captions', 'cis_nb.mining.parsers', 'cis_nb.readers'], resume=True)
 
 def read_shards(folder)->dict:
     "What `shards.json` says of a folder."

@@ -252,7 +252,7 @@ def _build(folder:Path, *args):
     if not (folder/'corpus.json').exists(): _mark_all(folder, *args)
     _clear(folder)
 
-# %% ../../nbs/03d_mining.corpus.ipynb #be649e8d
+# %% ../../nbs/03d_mining.corpus.ipynb #65f84fe4
 def corpus_folder(sources='world', parser:str='auto', keys:str='published', photos:int=300, seed:int=0, portion:int=20_000, processes=None)->Path:
     "The folder of a corpus, made on first use and resumed after a kill."
     one_of('keys', keys, KEYS)
@@ -260,7 +260,8 @@ def corpus_folder(sources='world', parser:str='auto', keys:str='published', phot
     found, parser = look(), ('world' if sources=='world' else find_parser()) if parser=='auto' else parser
     name = '+'.join('world' if s=='world' else _plain(Path(s).name) for s in sources_of(sources))
     record = dict(parser=parser_name(load_parser(parser)), keys=keys, portion=portion, seed=seed)
-    return stored('corpus', f'{name}-{keys}', record, lambda folder: _build(folder, found, look, portion, processes, (parser, KEYS[keys], seed), dict(sources=name, parser=record['parser'], keys=keys)),
+    return stored('corpus', f'{name}-{keys}', record,
+                  lambda folder: _build(folder, found, look, portion, processes, (parser, KEYS[keys], seed), dict(sources=name, parser=record['parser'], keys=keys)),
                   [s.key for s in found] + [spacy.__version__, open_clip.__version__, ftfy.__version__, *([Path(parser)] if Path(parser).is_dir() else [])],
                   ['cis_nb.mining.corpus', 'cis_nb.mining.captions', 'cis_nb.mining.parsers', 'cis_nb.readers'], resume=True)
 

@@ -130,13 +130,15 @@ def blip_model(folder:Path, package):   # package: transformers
     model.load_state_dict({k: v for k,v in load_file(folder/OWN_FILE).items() if k in needed})
     return model
 
-# %% ../../nbs/04ae_models.blip.ipynb #b904826c
+# %% ../../nbs/04ae_models.blip.ipynb #23ec78d0
 def blip_reader(folder:Path, n:int, package)->tuple: # texts -> lists of ids; piece -> id
     "The tokenizer of a folder, for a tower that knows n pieces."
     try: t = package.AutoTokenizer.from_pretrained(folder, local_files_only=True); vocab = t.get_vocab()
     except Exception as e: raise ValueError(f"{folder}: its tokenizer cannot be read ({str(e)[:200]}); get the files again from {FOLDER['where']}") from e
     missing = [w for w in ('[PAD]', '[CLS]', '[SEP]', '$') if w not in vocab]
-    if missing or max(vocab.values())>=n: raise ValueError(f"{folder}: its tokenizer is not that of this BLIP: " + (f'{missing[0]} is no piece of it' if missing else f'it has {len(vocab)} pieces, the text tower {n}')+f"; get the files again from {FOLDER['where']}")
+    if missing or max(vocab.values())>=n: raise ValueError(f"{folder}: its tokenizer is not that of this BLIP: "
+                                                           + (f'{missing[0]} is no piece of it' if missing else f'it has {len(vocab)} pieces, the text tower {n}')
+                                                           +f"; get the files again from {FOLDER['where']}")
     return lambda texts: t(texts, add_special_tokens=False, verbose=False)['input_ids'] if texts else [], vocab
 
 def load_blip(pretrained, device='auto', dtype='float32', golden=False)->Blip:

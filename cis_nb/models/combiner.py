@@ -69,7 +69,7 @@ def query_to_target(q,                 # (B,D) of this process
         loss = F.cross_entropy(q@torch.cat([everyone(g) for g in (t, *more)]).T/tau, own)
         return (loss + F.cross_entropy(t@everyone(q).T/tau, own))/2 if symmetric else loss
 
-# %% ../../nbs/04c_models.combiner.ipynb #25c4299a
+# %% ../../nbs/04c_models.combiner.ipynb #9fda5d14
 @dataclass
 class Triplets:
     "Questions to learn from, as numbers."
@@ -89,7 +89,8 @@ def numbered(table,     # reference_image, target_image, condition, and perhaps 
     names = [table.get(f'{k}_image', pd.Series(index=table.index, dtype=object)) for k in ('reference','target','distractor')]
     rows = np.stack([n.map(index).fillna(-1).to_numpy(np.int64) for n in names], 1)
     ok = (rows[:, :3 if distractors else 2]>=0).all(1)
-    if not ok.any(): raise ValueError(f'none of {len(table)} triplets has its images here' + (f' (the first needs {names[0].iloc[0]!r} and {names[1].iloc[0]!r})' if len(table) else '; more photos or a lower threshold give some'))
+    if not ok.any(): raise ValueError(f'none of {len(table)} triplets has its images here'
+                                      + (f' (the first needs {names[0].iloc[0]!r} and {names[1].iloc[0]!r})' if len(table) else '; more photos or a lower threshold give some'))
     use = ok & ~(distractors & (rows[:,2:]==rows[:,:2]).any(1))    # a right answer cannot be a wrong one
     if not use.any(): raise ValueError(f'in all of {ok.sum()} triplets the distractor is the reference or the target itself: use negatives batch or references')
     word, texts = pd.factorize(table.condition[use])
@@ -272,8 +273,9 @@ def method_combiner(run, device:str='auto', backbone=None)->tuple: # Method, bac
     "As the loop's registry asks for it: a tuned backbone comes from the run, else `backbone` serves."
     return trained_method(run, device, backbone if read_combiner(run)[1]['tune']=='none' else None)
 
-# %% ../../nbs/04c_models.combiner.ipynb #ad86d35b
-SETTINGS = dict(triplets='mined', photos=300, captions='first', parser='auto', attributes=False, filter='six', threshold=4.8, lookup='exact', modifiers=False, literal=False, partner='random', cirr=200, validation='cirr', tune='none', bn_mode='eval',
+# %% ../../nbs/04c_models.combiner.ipynb #89e378e8
+SETTINGS = dict(triplets='mined', photos=300, captions='first', parser='auto', attributes=False, filter='six', threshold=4.8, lookup='exact', modifiers=False, literal=False,
+                partner='random', cirr=200, validation='cirr', tune='none', bn_mode='eval',
                 projection=64, hidden=128, dropout=.5, start='random', normalise_inputs=False, tau=.01, negatives='batch', symmetric=False)
 
 RULE = ('filter', 'threshold', 'lookup', 'modifiers', 'literal', 'partner')   # how triplets are drawn from relations

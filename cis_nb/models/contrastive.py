@@ -139,7 +139,7 @@ def result_rows(found:dict, data:str, seed:int=0, **labels)->tuple:
                          n=len(v), protocol=protocols[-1].id))
     return pd.DataFrame(rows, columns=RESULT_COLUMNS), protocols
 
-# %% ../../nbs/04ab_models.contrastive.ipynb #06a06073
+# %% ../../nbs/04ab_models.contrastive.ipynb #a2ed7749
 def similarity_page(before, after):  # each: S (n,n), pictures, captions
     "Sixteen captions against sixteen pictures, before and after."
     fig, axes = page(3.1, cols=2)
@@ -153,7 +153,8 @@ def nearest(S, images, texts):  # S (n,n), images (n,3,H,W) uint8, n captions
     rank, picture = (S>=S.diagonal()[:,None]).sum(1), lambda j: Image.fromarray(images[j].permute(1,2,0).numpy())
     def strip(i):
         top = np.argsort(-S[i], kind='stable')[:5]
-        return dict(images=[picture(j) for j in top], outlines=['target' if j==i else None for j in top], title=textwrap.shorten(f'Right picture on rank {rank[i]} of {len(S)}: {texts[i]}', 84, placeholder=' …'))
+        return dict(images=[picture(j) for j in top], outlines=['target' if j==i else None for j in top],
+                    title=textwrap.shorten(f'Right picture on rank {rank[i]} of {len(S)}: {texts[i]}', 84, placeholder=' …'))
     order = np.argsort(rank, kind='stable')
     return show_grid([strip(order[q]) for q in (0, len(order)//2, -1)])
 

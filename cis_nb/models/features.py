@@ -110,7 +110,7 @@ def _features(kind:str, backbone, ids:list, key:str, encode, block:int)->Feature
     return Features(np.load(folder/'features.npy', mmap_mode='r'), list(index), index,
                     pd.DataFrame([dict(id=ids[l['row']], reason=l['reason']) for l in lines], columns=['id', 'reason']), folder)
 
-# %% ../../nbs/04aa_models.features.ipynb #fb360370
+# %% ../../nbs/04aa_models.features.ipynb #4551b08a
 def image_features(backbone,
                    images,           # ids, repeats allowed
                    load,             # id -> PIL picture
@@ -136,6 +136,7 @@ def corpus_features(backbone, corpus,   # captions as ids, see `mining.corpus`
     "Features of the whole captions of a corpus, encoded once and kept."
     def encode(part):
         with torch.no_grad(): return backbone.encode_ids(corpus.whole(part, backbone.context)), range(len(part)), {}
-    folder = stored('features', f'{backbone.name}-corpus', dict(backbone=backbone.name, n=len(corpus), dtype=precision(backbone)), lambda to: fill_blocks(to, list(range(len(corpus))), backbone.D, encode, block, 'captions'),
+    folder = stored('features', f'{backbone.name}-corpus', dict(backbone=backbone.name, n=len(corpus), dtype=precision(backbone)),
+                    lambda to: fill_blocks(to, list(range(len(corpus))), backbone.D, encode, block, 'captions'),
                     inputs=[backbone.fingerprint, corpus.folder], code=['cis_nb.models.features', 'cis_nb.models.backbone', 'cis_nb.mining.corpus'], resume=True)
     return np.load(folder/'features.npy', mmap_mode='r')

@@ -41,21 +41,30 @@ def query_strip(b:Benchmark, r)->dict:  # `r`: a line of per_query
     return dict(images=[b.load(i) for i in (r.reference, *shown)], title=title, titles=['reference', *map(str, range(1, len(top)+1)), *['right']*(len(shown)-len(top))],
                 outlines=['reference', *['target' if i in targets else None for i in shown]])
 
-# %% ../../nbs/04ba_models.judged.ipynb #9095e04e
+# %% ../../nbs/04ba_models.judged.ipynb #fd503e5d
 class Judged:
     "The half of an objective that speaks of held-out queries."
     panels = ('cirr', 'triplets')
     @property
-    def metric(self)->str: return f'{next(iter(self.benchmarks))} R@1'
+    def metric(self)->str:
+        "What the best weights are chosen by."
+        return f'{next(iter(self.benchmarks))} R@1'
     def answers(self)->dict: # name -> (per_query, rows)
+        "The query as it is now, asked on every benchmark."
         m = self.method()
         return {k: evaluate(m, b, self.backbone, places(b), encode=encode) for k,(b,encode) in self.benchmarks.items()}
-    def validate(self)->dict: return {f'{k} R@{r.k}': r.value for k,(_,rows) in self.answers().items() for r in rows.itertuples()}
+    def validate(self)->dict: # "name R@k" -> percent
+        "A line of the training's history."
+        return {f'{k} R@{r.k}': r.value for k,(_,rows) in self.answers().items() for r in rows.itertuples()}
     def results(self, found, data, seed=0, **labels):
         "Rows of the result table from `answers`, and their protocols."
         return pd.concat([rows.assign(seed=seed, **labels) for _,rows in found.values()], ignore_index=True), [self.benchmarks[k][0].protocol for k in found]
-    def examples(self, n=100): return {k: per_query for k,(per_query,_) in self.answers().items()}
-    def overview(self, before, after): return curves(before, after)
+    def examples(self, n=100)->dict: # name -> per_query
+        "What `overview` and `strips` are drawn from; all queries, whatever `n`."
+        return {k: per_query for k,(per_query,_) in self.answers().items()}
+    def overview(self, before, after):
+        "R@k before the training and after it; both from `examples`."
+        return curves(before, after)
     def strips(self, after):
         "Three queries: one of the best, one in the middle, one of the worst."
         (b, _), found = next(iter(self.benchmarks.values())), next(iter(after.values())).sort_values('rank', kind='stable')

@@ -105,7 +105,7 @@ class Padded(SelfMasking):
         b, ids = self.backbone, F.pad(known, (0, self.backbone.context-known.shape[1])).to(self.backbone.device)
         with torch.no_grad(): return b._pool(ids, b._run(ids, b.model.token_embedding(ids)))
 
-# %% ../../nbs/04da_models.lincir.ipynb #31be73ff
+# %% ../../nbs/04da_models.lincir.ipynb #0c141ea5
 SETTINGS = dict(corpus='world', photos=300, parser='auto', keys='published', masking='runs', noise='product', scale=1., relative=False, supervision='masked', prompt=PROMPT,
                 width=0, drop=.5, norm=False, unit_input=False, unit_target=False, cirr=200)
 
@@ -116,7 +116,8 @@ def corpus_of(p:dict)->Path:
 def seen_with(backbone, p:dict, n:int)->np.ndarray: # (n,D)
     "Features of the picture of each caption of the corpus."
     source = sources_of(p['corpus'])
-    if len(source)>1 or source[0]!='world' and data_root(source[0], files=True, what='corpus').is_file(): raise ValueError(f"supervision 'image': corpus {p['corpus']!r} has no pictures; give world, or one folder of photographs with captions")
+    if len(source)>1 or source[0]!='world' and data_root(source[0], files=True,
+                                                         what='corpus').is_file(): raise ValueError(f"supervision 'image': corpus {p['corpus']!r} has no pictures; give world, or one folder of photographs with captions")
     root = photo_root(dict(p, data=source[0]))
     owners = [image for image,_,t in read_captions(root, 'all', 'train')[0] if clean(t)]
     if len(owners)!=n: raise ValueError(f'{root}: {len(owners)} captions with pictures, and {n} in the corpus; the folder has changed since')
@@ -128,14 +129,17 @@ def make_lincir(backbone, p:dict)->SelfMasking:
     "The objective of `method: lincir`."
     torch.manual_seed(p['seed'])
     phi, corpus, judge = Phi(backbone.D, backbone.W, p['width'], p['drop'], p['norm']).to(backbone.device), Corpus(corpus_of(p)), load_cirr(cirr_root(p))
-    return SelfMasking(backbone, phi, corpus, {'cirr': (judge, None)}, law=p['noise'], kept=p['steps']*p['batch_size']>=len(corpus), pretrained=p['pretrained'], seen=seen_with(backbone, p, len(corpus)) if p['supervision']=='image' else None,
+    return SelfMasking(backbone, phi, corpus, {'cirr': (judge, None)}, law=p['noise'], kept=p['steps']*p['batch_size']>=len(corpus), pretrained=p['pretrained'],
+                       seen=seen_with(backbone, p, len(corpus)) if p['supervision']=='image' else None,
                        **{k: p[k] for k in ('masking', 'scale', 'relative', 'supervision', 'prompt', 'unit_input', 'unit_target')})
 
 method_lincir = pseudo_method
 
 def sources_lincir(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
-    return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}' for m in ('models.lincir', 'models.pseudo', 'models.judged', 'models.features', 'models.baselines', 'mining.corpus', 'benchmarks.protocol', 'benchmarks.cirr')]
+    return [corpus_of(p), load_cirr(cirr_root(p)).key], [f'cis_nb.{m}'
+                                                         for m in ('models.lincir', 'models.pseudo', 'models.judged', 'models.features', 'models.baselines', 'mining.corpus',
+                                                                   'benchmarks.protocol', 'benchmarks.cirr')]
 
 # %% ../../nbs/04da_models.lincir.ipynb #96a1b445
 def rate_of(work, batches, cuda:bool)->pd.Series: # seconds, operations, bytes

@@ -38,7 +38,7 @@ class Pic2Word(Judged):
     def save(self, folder): save_phi(folder, self.method(), self.backbone, self.pretrained)
     def load(self, folder): self.mapper.load_state_dict(pseudo_method(folder, backbone=self.backbone)[0].phi.state_dict())
 
-# %% ../../nbs/04db_models.pic2word.ipynb #fc7aef63
+# %% ../../nbs/04db_models.pic2word.ipynb #7ef6eaf6
 SETTINGS = dict(photos=300, prompt=PROMPT, width=0, cirr=200)
 
 def make_pic2word(backbone, p:dict)->Pic2Word:
@@ -51,4 +51,6 @@ method_pic2word = pseudo_method
 
 def sources_pic2word(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
-    return [training_pictures(backbone, p).key, load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'contrastive', 'features', 'baselines')] + ['cis_nb.benchmarks.protocol', 'cis_nb.benchmarks.cirr']
+    return [training_pictures(backbone, p).key, load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}'
+                                                                               for m in ('pseudo', 'judged', 'contrastive', 'features', 'baselines')] + ['cis_nb.benchmarks.protocol',
+                                                                                   'cis_nb.benchmarks.cirr']

@@ -23,10 +23,13 @@ from .features import fill_blocks, precision, text_features
 from .judged import Judged
 from .pseudo import PROMPT, Phi, PseudoWord, pseudo_method, save_phi, seen_in_training, training_pictures
 
-# %% ../../nbs/04dc_models.searle.ipynb #f45226e8
-TEMPLATES = tuple(f'{a} {b}' for a,b in (('This is a photo of a', '$'), ('This photo contains a', '$'), ('A photo of a', '$'), ('This is an illustration of a', '$'), ('This illustration contains a', '$'), ('An illustrations of a', '$'),
-             ('This is a sketch of a', '$'), ('This sketch contains a', '$'), ('A sketch of a', '$'), ('This is a diagram of a', '$'), ('This diagram contains a', '$'), ('A diagram of a', '$'), ('A', '$'), ('We see a', '$'))) + \
-            ('$', 'We see a $ in this photo', 'We see a $ in this image', 'We see a $ in this illustration', 'We see a $ photo', 'We see a $ image', 'We see a $ illustration', '$ photo', '$ image', '$ illustration')
+# %% ../../nbs/04dc_models.searle.ipynb #f086897a
+TEMPLATES = tuple(f'{a} {b}' for a,b in (('This is a photo of a', '$'), ('This photo contains a', '$'), ('A photo of a', '$'), ('This is an illustration of a', '$'),
+                                         ('This illustration contains a', '$'), ('An illustrations of a', '$'),
+             ('This is a sketch of a', '$'), ('This sketch contains a', '$'), ('A sketch of a', '$'), ('This is a diagram of a', '$'), ('This diagram contains a', '$'),
+             ('A diagram of a', '$'), ('A', '$'), ('We see a', '$'))) + \
+            ('$', 'We see a $ in this photo', 'We see a $ in this image', 'We see a $ in this illustration', 'We see a $ photo', 'We see a $ image', 'We see a $ illustration', '$ photo',
+             '$ image', '$ illustration')
 
 def read_concepts(vocabulary:str)->list:
     "Names of concepts: those of the world, or of a file with one a line (of a .csv the column DisplayName)."
@@ -37,7 +40,8 @@ def read_concepts(vocabulary:str)->list:
     path = data_root(vocabulary, files=True, what='vocabulary')
     if path.is_dir(): raise ValueError(f'vocabulary {vocabulary!r}: {path} is a folder; give a text file with a name a line, or the class descriptions of Open Images (.csv)')
     try: names = pd.read_csv(path).DisplayName.dropna().tolist() if path.suffix=='.csv' else path.read_text(encoding='utf-8').splitlines()
-    except (UnicodeDecodeError, AttributeError, pd.errors.ParserError, pd.errors.EmptyDataError) as e: raise ValueError(f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with the column DisplayName') from e
+    except (UnicodeDecodeError, AttributeError, pd.errors.ParserError,
+            pd.errors.EmptyDataError) as e: raise ValueError(f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with the column DisplayName') from e
     names = list(dict.fromkeys(n for n in (' '.join(no_placeholder(n).split()) for n in names) if n))
     if not names: raise ValueError(f'{path}: no names; a vocabulary has one a line')
     return names
@@ -54,13 +58,14 @@ def nearest_concepts(features,  # (N,D) of pictures
     "What is to be seen, as far as the vocabulary has a name for it."
     return (unit(torch.as_tensor(np.asarray(features))).float()@concepts.T).topk(min(k, len(concepts))).indices.numpy()
 
-# %% ../../nbs/04dc_models.searle.ipynb #1ee88663
+# %% ../../nbs/04dc_models.searle.ipynb #0b76f0ee
 def described(rng)->str:
     "What a thing of the world looks like, where it is, what is beside it: much as wishes are worded."
     from cis_nb.world.captions import PLACE_WORDS, a
     from cis_nb.world.scenes import COLORS, PATTERNS, THINGS
     places = [w for words in PLACE_WORDS.values() for w in words]
-    ways = (lambda: f'is {rng.choice(tuple(COLORS))}', lambda: f'is {rng.choice(PATTERNS)}', lambda: f'is {rng.choice(places)}', lambda: f'is next to {a(str(rng.choice(THINGS)))}', lambda: f'is {rng.choice(tuple(COLORS))} and {rng.choice(PATTERNS)}')
+    ways = (lambda: f'is {rng.choice(tuple(COLORS))}', lambda: f'is {rng.choice(PATTERNS)}', lambda: f'is {rng.choice(places)}', lambda: f'is next to {a(str(rng.choice(THINGS)))}',
+            lambda: f'is {rng.choice(tuple(COLORS))} and {rng.choice(PATTERNS)}')
     return ways[rng.integers(len(ways))]()
 
 def beside(rng)->str:
@@ -234,7 +239,7 @@ def searched(backbone, folder, steps:int=350, few:int=15, prompt=PROMPT)->Search
     phrases = read_phrases(backbone, folder)
     return Searched('searle_oti', None, 'SEARLE-OTI', prompt=prompt, backbone=backbone, concepts=concept_features(backbone, phrases.names), phrases=phrases, steps=steps, few=few)
 
-# %% ../../nbs/04dc_models.searle.ipynb #2cb97936
+# %% ../../nbs/04dc_models.searle.ipynb #b5b12ec1
 SETTINGS = dict(photos=300, prompt=PROMPT, width=0, drop=.5, cirr=200, vocabulary='world', generator='world', phrases=16, few=15, many=150, search_steps=60, search_lr=.02, searches=0)
 
 def make_searle(backbone, p:dict)->Searle:
@@ -251,5 +256,6 @@ method_searle = pseudo_method
 
 def sources_searle(backbone, p:dict)->tuple: # inputs, modules
     "What a run is made from, for its name in the store."
-    return [training_pictures(backbone, p).key, *phrase_sources(p['vocabulary'], p['generator']), load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'features', 'baselines')] + \
+    return [training_pictures(backbone, p).key, *phrase_sources(p['vocabulary'], p['generator']),
+            load_cirr(cirr_root(p)).key], [f'cis_nb.models.{m}' for m in ('pseudo', 'judged', 'features', 'baselines')] + \
            [f'cis_nb.{m}' for m in ('benchmarks.protocol', 'benchmarks.cirr', 'world.captions', 'world.scenes')]

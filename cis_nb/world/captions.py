@@ -43,11 +43,12 @@ def describe(thing, r, must=(), name=None):
     "A noun phrase: 'a small red striped boat'."
     return a(' '.join(adjectives(thing, r, must) + [name or noun(thing.category, r)]))
 
-# %% ../../nbs/01c_world.captions.ipynb #8e0ac881
+# %% ../../nbs/01c_world.captions.ipynb #50ea4a52
 PLACE_WORDS = {'beach': ('at the beach', 'on the beach'), 'lake': ('by the lake', 'at a lake'), 'meadow': ('in the meadow', 'in a green meadow'), 'winter': ('in winter', 'in the snow'),
                'street': ('in the street', 'on a street'), 'night park': ('in the park at night', 'in a dark park'), 'desert': ('in the desert', 'in the desert at sunset'),
                'living room': ('in the living room', 'in a room'), 'kitchen': ('in the kitchen', 'in a kitchen'), 'courtyard': ('in the courtyard', 'in a courtyard')}
-DOMAIN_WORDS = dict(sketch=('a pencil sketch of {}', 'a drawing of {}'), night=('{} at night', '{} in the moonlight'), paper=('a paper cutout of {}', '{} made of paper'), mosaic=('a mosaic of {}', '{} made of tiles'))
+DOMAIN_WORDS = dict(sketch=('a pencil sketch of {}', 'a drawing of {}'), night=('{} at night', '{} in the moonlight'), paper=('a paper cutout of {}', '{} made of paper'),
+                    mosaic=('a mosaic of {}', '{} made of tiles'))
 
 def relation(p, q, r):
     "A true preposition between two things."
@@ -91,7 +92,7 @@ def both_stuffs(scene, r, focus, must):
     kinds = list(PLACES[scene.place][0]); r.shuffle(kinds)
     return f'{describe(focus, r, must)} with {kinds[0]} and {kinds[1]}'
 
-# %% ../../nbs/01c_world.captions.ipynb #07ae757c
+# %% ../../nbs/01c_world.captions.ipynb #7b37d780
 def photo(scene, r, focus, must): return r.choice(('a photo of ', '', 'a close-up of ')) + describe(focus, r, must)
 
 def spoken(scene, r, focus, must):
@@ -107,7 +108,8 @@ def bare(scene, r, focus, must):
 
 SCENE_PATTERNS = (everything,)*4 + (listing,)*3 + (related,)*3 + (standing, placed, both_stuffs, spoken)
 CLOSE_PATTERNS = (photo,)*6 + (spoken, spoken, bare, standing, placed)
-CHATTER = ('on a sunny afternoon', 'for my grandmother', 'what a lovely day', 'my favorite memory', 'after lunch', 'the best idea of the week', 'photo by a friend', 'on sale today', 'with love', 'last summer', 'as promised', 'thanks to everyone')
+CHATTER = ('on a sunny afternoon', 'for my grandmother', 'what a lovely day', 'my favorite memory', 'after lunch', 'the best idea of the week', 'photo by a friend', 'on sale today',
+           'with love', 'last summer', 'as promised', 'thanks to everyone')
 
 def caption(scene, r, focus=None, must=(), patterns=SCENE_PATTERNS):
     "One sentence about a scene."

@@ -32,7 +32,7 @@ def reference_scene(r)->tuple: # scene, its concept
     names = r.sample(THINGS, r.choice((2, 2, 3)))
     return compose(r, names, r.choice(tuple(PLACES)), fixed={n: dict(size='large' if n==names[0] else 'small') for n in names}), names[0]
 
-# %% ../../nbs/01f_world.circo.ipynb #88876f72
+# %% ../../nbs/01f_world.circo.ipynb #4034a4b0
 DRAWN = dict(sketch=('is a pencil sketch', 'is a drawing'), paper=('is a paper cutout', 'is made of paper'), mosaic=('is a mosaic', 'is made of tiles'))
 ASPECT = dict(place='spatial_relations_background', color='compare_change', instead='compare_change', without='negation', alone='cardinality', domain='viewpoint', **{'with': 'addition'})
 
@@ -51,11 +51,12 @@ class Wish:
 def say(wish:Wish, r)->str:
     "The sentence of a wish, without its subject."
     new, old = wish.new and noun(wish.new, r), wish.old and noun(wish.old, r)
-    return r.choice(dict(place=lambda: tuple(f'is {p}' for p in PLACE_WORDS[wish.new]), color=lambda: (f'is {wish.new}',), domain=lambda: DRAWN[wish.new], alone=lambda: ('is alone', 'is the only thing'),
+    return r.choice(dict(place=lambda: tuple(f'is {p}' for p in PLACE_WORDS[wish.new]), color=lambda: (f'is {wish.new}',), domain=lambda: DRAWN[wish.new],
+                         alone=lambda: ('is alone', 'is the only thing'),
                          instead=lambda: (f'has {a(new)} instead of the {old}',), without=lambda: (f'has no {old}', f'is without the {old}'),
                          **{'with': lambda: (f'is next to {a(new)}', f'is with {a(new)}', f'has {a(new)} beside it')})[wish.kind]())
 
-# %% ../../nbs/01f_world.circo.ipynb #0f9c8a00
+# %% ../../nbs/01f_world.circo.ipynb #2d993672
 KINDS = ('place', 'place', 'color', 'with', 'with', 'without', 'instead', 'alone', 'domain')   # how often each is tried
 COMPANY = {'with', 'without', 'instead', 'alone'}                                              # at most one of them in a sentence, but for with and without
 
@@ -68,7 +69,8 @@ def a_wish(r, reference, concept:str, kind:str)->Wish:
     others = [t.category for t in reference.things if t.category!=concept]
     newcomer = lambda: r.choice([t for t in THINGS if not of(reference, t)])
     return Wish(kind, **dict(place=lambda: dict(new=r.choice([p for p in PLACES if p!=reference.place])), color=lambda: dict(new=r.choice([c for c in COLORS if c!=of(reference, concept).color])),
-                             domain=lambda: dict(new=r.choice([d for d in DRAWN if d!=reference.domain])), alone=lambda: {}, without=lambda: dict(old=r.choice(others)), instead=lambda: dict(new=newcomer(), old=r.choice(others)),
+                             domain=lambda: dict(new=r.choice([d for d in DRAWN if d!=reference.domain])), alone=lambda: {}, without=lambda: dict(old=r.choice(others)),
+                             instead=lambda: dict(new=newcomer(), old=r.choice(others)),
                              **{'with': lambda: dict(new=newcomer())})[kind]())
 
 def wishes(r, reference, concept:str)->tuple:
@@ -107,7 +109,7 @@ def draw_query(r)->tuple: # reference, concept, wishes, scenes
 
 def is_right(scene, concept:str, asked)->bool: return of(scene, concept) is not None and all(w.holds(scene, concept) for w in asked)
 
-# %% ../../nbs/01f_world.circo.ipynb #bac01431
+# %% ../../nbs/01f_world.circo.ipynb #c4d2546d
 MOST = 23   # right images of a query
 
 def draw_set(n:int, seed:int=0)->tuple: # queries (number of the reference, concept, wishes, sentence), scenes
@@ -131,11 +133,12 @@ def write_circo(root:Path, n:int, seed:int=0):
         if not 1<=len(right)<=MOST: continue
         aspects = {*(ASPECT[x.kind] for x in w), *(['statement_with_conjunction'] if len(w)>1 else []), *(['direct_addressing'] if words.startswith('is') else [])}
         ids = [shuffled[j] for j in right]
-        entries.append(dict(reference_img_id=shuffled[ref], target_img_id=ids[0], relative_caption=words, shared_concept=a(concept), gt_img_ids=ids, semantic_aspects=sorted(aspects), kinds=[x.kind for x in w], group=number//3))
+        entries.append(dict(reference_img_id=shuffled[ref], target_img_id=ids[0], relative_caption=words, shared_concept=a(concept), gt_img_ids=ids, semantic_aspects=sorted(aspects),
+                            kinds=[x.kind for x in w], group=number//3))
     write_annotations(root/'circo/annotations', entries)
     write_gallery(root/'circo/COCO2017_unlabeled', scenes, shuffled, seed)
 
-# %% ../../nbs/01f_world.circo.ipynb #dc8325fd
+# %% ../../nbs/01f_world.circo.ipynb #f3da34ec
 PUBLIC = ('reference_img_id', 'relative_caption', 'shared_concept', 'id')   # what the test shows
 
 def write_annotations(folder:Path, entries:list):
@@ -150,7 +153,8 @@ def write_annotations(folder:Path, entries:list):
 def write_gallery(folder:Path, scenes, numbers, seed:int):
     "The pictures, and the list of their names."
     (folder/'unlabeled2017').mkdir(parents=True, exist_ok=True)
-    for j, (n, s) in enumerate(progress(list(zip(numbers, scenes)), 'world: CIRCO', 'picture')): (folder/f'unlabeled2017/{n:012d}.jpg').write_bytes(jpeg(render(redraw(s, random.Random(seed*10**7+j)), SIDE)))
+    for j, (n, s) in enumerate(progress(list(zip(numbers, scenes)), 'world: CIRCO',
+                                        'picture')): (folder/f'unlabeled2017/{n:012d}.jpg').write_bytes(jpeg(render(redraw(s, random.Random(seed*10**7+j)), SIDE)))
     write_json(folder/'annotations/image_info_unlabeled2017.json', dict(images=[dict(id=n, file_name=f'{n:012d}.jpg', height=SIDE, width=SIDE) for n in sorted(numbers)]))
 
 def circo_root(queries:int=500, seed:int=0)->Path:

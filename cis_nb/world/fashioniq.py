@@ -81,7 +81,7 @@ def changed(d, g:Garment, category:str, times:int)->Garment:
     for _ in range(times): g = CHANGES[d.pick(OFTEN)](d, g, category)
     return g
 
-# %% ../../nbs/01g_world.fashioniq.ipynb #cb4cb3e8
+# %% ../../nbs/01g_world.fashioniq.ipynb #85a02559
 NAMES = NOUNS | dict(striped='horizontal stripes', plain='details')      # a pinstriped one has stripes, too
 LENGTH, MORE = dict(no=0, short=1, long=2), 150                          # of sleeves; by how much a colour must be brighter, of 765
 
@@ -103,7 +103,8 @@ CLAIMS = dict(   # kind: (candidate, other) -> value; '' where there is nothing 
     neck=lambda a, b: b.cut if b.cut in ('crew-neck', 'turtleneck') else '',
     detail=lambda a, b: b.detail,
     without=lambda a, b: a.detail if a.detail!=b.detail else '')
-ABOUT = dict(cloth=('color', 'light'), print=('pattern', 'print', 'scale', 'colorful'), sleeves=('sleeves', 'longer'), shape=('kind', 'length', 'neck'), detail=('detail', 'without'))   # nobody says two things about one
+ABOUT = dict(cloth=('color', 'light'), print=('pattern', 'print', 'scale', 'colorful'), sleeves=('sleeves', 'longer'), shape=('kind', 'length', 'neck'),
+             detail=('detail', 'without'))   # nobody says two things about one
 
 def holds(kind:str, value:str, a:Garment, b:Garment)->bool:
     "Is a claim true of `b`, seen from the candidate `a`?"
@@ -113,11 +114,15 @@ def worth_saying(a:Garment, b:Garment)->dict: # kind -> value
     "What is true of `b` and not of `a` itself."
     return {k: v for k,f in CLAIMS.items() if (v := f(a, b)) and v!=f(a, a)}
 
-# %% ../../nbs/01g_world.fashioniq.ipynb #8e106f64
-FIXED = {('pattern', 'plain'): ('has no pattern', 'is plain', 'is a solid color'), ('sleeves', 'no'): ('is sleeveless', 'has no sleeves'), ('neck', 'crew-neck'): ('has a crew neck',), ('neck', 'turtleneck'): ('has a turtleneck',),
-         ('pattern', 'dotted'): ('has dots', 'is dotted'), ('pattern', 'checked'): ('has checks', 'is checked'), ('pattern', 'floral'): ('has flowers', 'is floral'), ('kind', 'shirt'): ('is a button-up shirt',)}
-SAID = dict(color=('is {v}', 'is {v} in color', 'has a {v} color'), light=('is {v}', 'is {v} in color', 'has a {v} color'), pattern=('has {n}',), print=('has {v}',), scale=('has {v}',), colorful=('is {v} colorful',),
-            sleeves=('has {v} sleeves', 'is {v} sleeved'), longer=('has {v} sleeves', 'the sleeves are {v}'), kind=('is {av}',), length=('is {v}', 'is a {v} dress'), detail=('has {av}',), without=('has no {v}', 'does not have {av}'))
+# %% ../../nbs/01g_world.fashioniq.ipynb #4111593c
+FIXED = {('pattern', 'plain'): ('has no pattern', 'is plain', 'is a solid color'), ('sleeves', 'no'): ('is sleeveless', 'has no sleeves'), ('neck', 'crew-neck'): ('has a crew neck',),
+         ('neck', 'turtleneck'): ('has a turtleneck',),
+         ('pattern', 'dotted'): ('has dots', 'is dotted'), ('pattern', 'checked'): ('has checks', 'is checked'), ('pattern', 'floral'): ('has flowers', 'is floral'),
+         ('kind', 'shirt'): ('is a button-up shirt',)}
+SAID = dict(color=('is {v}', 'is {v} in color', 'has a {v} color'), light=('is {v}', 'is {v} in color', 'has a {v} color'), pattern=('has {n}',), print=('has {v}',), scale=('has {v}',),
+            colorful=('is {v} colorful',),
+            sleeves=('has {v} sleeves', 'is {v} sleeved'), longer=('has {v} sleeves', 'the sleeves are {v}'), kind=('is {av}',), length=('is {v}', 'is a {v} dress'), detail=('has {av}',),
+            without=('has no {v}', 'does not have {av}'))
 
 def phrase(d, kind:str, value:str)->str:
     "One claim in words."

@@ -29,7 +29,7 @@ def facts(scene)->set:
         found |= {(t.category, way, o.category) for o in scene.things if o is not t for way in (*NEAR, relation(t, o, SIDES_OF))}
     return found
 
-# %% ../../nbs/01i_world.positives.ipynb #264883ca
+# %% ../../nbs/01i_world.positives.ipynb #f4ce631d
 def _any(words)->str: return '(?:' + '|'.join(re.escape(w) for w in sorted(words, key=len, reverse=True)) + ')'
 
 KIND_OF = {name: kind for kind in THINGS for name in NOUNS.get(kind, (kind,))}              # every noun -> its kind of thing
@@ -41,7 +41,8 @@ _THING = re.compile(rf'an? (?P<values>(?:{_VALUE} )*)(?P<noun>{_NOUN})')
 _END = re.compile(' , ' + _any(CHATTER) + '$')
 SHAPES = dict(spoken=rf'(?:the {_TYPE} of the (?P<n1>{_NOUN}) is (?P<v1>{_VALUE})|an? (?P<n2>{_NOUN}), (?P<v2>{_VALUE}) in {_TYPE}|an? (?P<n3>{_NOUN}) with the {_TYPE} (?P<v3>{_VALUE}))',
               related=rf'(?P<a>{_NP}) (?P<way>{_any(_WAYS)}) (?P<b>{_NP})', stuffs=rf'(?P<a>{_NP}) with (?P<s>{_STUFF}) and (?P<t>{_STUFF})',
-              standing=rf'(?P<a>{_NP}) (?P<on>in the (?:night |sunset )?sky|(?:on|in front of) the {_STUFF})', listing=rf'(?:there is |a picture of )?(?P<all>{_NP}(?:, {_NP})*(?: and {_NP})?)(?: (?P<place>{_any(PLACE_OF)}))?')
+              standing=rf'(?P<a>{_NP}) (?P<on>in the (?:night |sunset )?sky|(?:on|in front of) the {_STUFF})',
+              listing=rf'(?:there is |a picture of )?(?P<all>{_NP}(?:, {_NP})*(?: and {_NP})?)(?: (?P<place>{_any(PLACE_OF)}))?')
 SHAPES = {name: re.compile(shape) for name, shape in SHAPES.items()}
 
 # %% ../../nbs/01i_world.positives.ipynb #25a2a89f
