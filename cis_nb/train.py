@@ -373,7 +373,7 @@ def run_of(name:str)->str:
                         f'the experiment {name} of the same profile, which has to run first')
     return str(store_root()/json.loads(receipt.read_text())['runs'][0])
 
-# %% ../nbs/05_train.ipynb #022ec6b2
+# %% ../nbs/05_train.ipynb #f91e8502
 LOOP = [k for k in inspect.signature(train).parameters if k not in ('objective','folder')]
 
 def make_objective(p:dict):
@@ -382,7 +382,8 @@ def make_objective(p:dict):
     accelerator = accelerator_for(p['device'], p['dtype'])
     backbone = load_backbone(p['backbone'], p['pretrained'], device=accelerator.device)
     if p['compile']: backbone.model.transformer.compile(backend=p['compile'], dynamic=True)     # one program for captions of all lengths
-    with accelerator.autocast(): return find_method(p['method'])(backbone, p)     # what it computes once and keeps has the run's precision too
+    with accelerator.autocast(): return find_method(p['method'])(backbone,
+                                                                 p)     # what it computes once and keeps has the run's precision too; a Combiner's pictures, which are searched as well, the full one
 
 def fit(folder, p:dict)->pd.DataFrame:
     "Train what the parameters say, in this process."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BRIEF', 'TASK', 'base_of', 'variants', 'scored', 'asked', 'difference', 'said', 'brings', 'mean_of', 'variant_table',
-           'variant_forest', 'found_again', 'seen_and_read', 'gap_of_words']
+           'variant_forest', 'whole_gallery', 'found_again', 'seen_and_read', 'gap_of_words']
 
 # %% ../nbs/07b_variants.ipynb #c8a90b38
 from dataclasses import replace
@@ -97,7 +97,13 @@ def variant_forest(per_query, titles:dict, base:str, task:str, seed=0):
     cs = {m: widest(difference(per_query, m, base, task, seed)) for m in titles if m!=base}
     return forest([(titles[m], c['diff'], c['low'], c['high']) for m,c in cs.items()], f'points of {TASK[task]}', f'Against {titles[base]}')
 
-# %% ../nbs/07b_variants.ipynb #d80ba568
+# %% ../nbs/07b_variants.ipynb #26a88465
+def whole_gallery(run):
+    "The first set that is searched as a whole, CIRR before CIRCO."
+    found = [run.sets[t] for t in ('full', 'circo') if t in run.sets]
+    if not found: raise ValueError(f'sets: {", ".join(run.sets)} has no gallery of its own to find a picture in; name full or circo too')
+    return found[0]
+
 @torch.no_grad()
 def found_again(entry, b)->float: # percent
     "How often the word of a picture finds it among the gallery of `b`."

@@ -153,11 +153,12 @@ def stored_size(size:int)->int:
     "How large the squares are that a backbone of that size trains on."
     return size if size<=96 else int(size/.875)
 
-# %% ../../nbs/04c_models.combiner.ipynb #f495ec68
+# %% ../../nbs/04c_models.combiner.ipynb #e225cf2d
 class Seen:
     "Pictures for training and for searching: features while the tower is frozen, squares once it trains."
     def __init__(self, pictures:Pictures, backbone, live:bool):
-        self.live, f = live, None if live else pictures.features(backbone)
+        with torch.autocast(backbone.device.type, enabled=False):      # they are searched too, so in full precision whatever the training's
+            self.live, f = live, None if live else pictures.features(backbone)
         self.array, self.index = pictures.squares(stored_size(backbone.image_size)) if live else (f.array, f.index)
 
     def encode(self, backbone, ids, load=None, key=''):   # as `evaluate` calls it
