@@ -201,7 +201,7 @@ def bootstrap_spread(v, seed=0, n=300)->tuple: # value, low, high
     rows = v[np.random.default_rng(seed).integers(len(v), size=(n, len(v)))]
     return float(v.std()/v.mean()), *(float(x) for x in np.percentile(rows.std(1)/rows.mean(1), [2.5, 97.5]))
 
-# %% ../nbs/09_claims.ipynb #302d36b5
+# %% ../nbs/09_claims.ipynb #4e00080d
 def tests(run, folder, composed=None)->dict: # claim -> test, tasks that it needs
     "What can be tested on one evaluation of GeneCIS, the folder of its templates, and one of the composed sets."
     found = dict(G01=(lambda: sum_beats_parts(run), TASKS), G02=(lambda: sum_beats_parts_on_three(run), TASKS[1:]), G03=(lambda: type_hurts(run), TASKS[:1]),
@@ -225,8 +225,8 @@ def judge(run, folder, composed=None, evidence=None)->pd.DataFrame: # id, effect
     rows = [(i, *judged(test, set(run.per_query.task), needs)) for i,(test,needs) in tests(run, folder, composed).items()]
     rows += [(i, *judged(lambda c=c: c, set())) for i,c in (evidence or {}).items()]
     done = {i for i,*_ in rows}
-    rows += [(i, *Outcome(f'waits for {what}', 'waits')) for i,
-             what in waits_for().items()] + [(i, *Outcome('no experiment of this profile has tested it', 'not testable here')) for i in TESTED if i not in done]
+    rows += [(i, *Outcome(f'waits for {what}', 'waits'))
+             for i, what in waits_for().items()] + [(i, *Outcome('no experiment of this profile has tested it', 'not testable here')) for i in TESTED if i not in done]
     return claims().drop(columns='id').join(pd.DataFrame(rows, columns=['id', *Outcome._fields]).set_index('id')).reset_index()
 
 # %% ../nbs/09_claims.ipynb #eaa70291

@@ -161,15 +161,15 @@ def specific_solutions(root, backbone, benchmarks:dict, detector='windows', devi
         if why: missing[task] = why; found.pop(task, None)
     return found, missing
 
-# %% ../nbs/06_evaluate.ipynb #0f2c5721
+# %% ../nbs/06_evaluate.ipynb #8d5413eb
 def solution_answers(found:dict,     # task -> Solution
                      benchmarks, encode, seed=0)->pd.DataFrame:
     "The answers of one solution per task; images that two tasks share are looked at once."
     mine = {k:b for k,b in benchmarks.items() if k[1] in found}
     eyes = {id(s.backbone):s.backbone for s in found.values() if s.encode is None and hasattr(s.backbone, 'names')}   # detectors
     seen = {i:encode_once(e, [b for (_,t),b in mine.items() if found[t].backbone is e]) for i,e in eyes.items()}
-    lines = [found[t].evaluate(b, encode=seen.get(id(found[t].backbone), encode), ks=(1,), seed=seed)[0].assign(method=found[t].method.name, seed=UNTRAINED, draw=d) for (d,t),
-             b in progress(mine.items(), 'solutions', 'task')]
+    lines = [found[t].evaluate(b, encode=seen.get(id(found[t].backbone), encode), ks=(1,), seed=seed)[0].assign(method=found[t].method.name, seed=UNTRAINED, draw=d)
+             for (d,t), b in progress(mine.items(), 'solutions', 'task')]
     return pd.concat(lines, ignore_index=True) if lines else answers([], {}, None, encode=encode)
 
 def specific_answers(found, benchmarks, backbone, encode, seed=0)->Path: # the folder

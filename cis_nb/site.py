@@ -8,8 +8,8 @@ __all__ = ['WISHES', 'WORDS', 'PAPERS', 'KINDS', 'MAP_WORDS', 'PARTS', 'page_cel
            'elsewhere', 'pages', 'paper_map', 'places', 'map_state', 'map_counts', 'map_page', 'front', 'results',
            'typeset', 'site']
 
-# %% ../nbs/10b_site.ipynb #097e9dc9
-import html, json, os, re, shutil, subprocess, sys, time
+# %% ../nbs/10b_site.ipynb #0570d2af
+import html, json, re, shutil, subprocess, sys, time
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ASKED', 'SETTINGS', 'method_pic2word', 'Pic2Word', 'make_pic2word', 'sources_pic2word']
 
-# %% ../../nbs/04db_models.pic2word.ipynb #89f51850
-import numpy as np, pandas as pd, torch
+# %% ../../nbs/04db_models.pic2word.ipynb #4d786bc9
+import numpy as np, torch
 from ..benchmarks.cirr import load_cirr
 from .baselines import unit
 from .combiner import cirr_root

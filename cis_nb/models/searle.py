@@ -23,13 +23,15 @@ from .features import fill_blocks, precision, text_features
 from .judged import Judged
 from .pseudo import PROMPT, Phi, PseudoWord, pseudo_method, save_phi, seen_in_training, training_pictures
 
-# %% ../../nbs/04dc_models.searle.ipynb #f086897a
-TEMPLATES = tuple(f'{a} {b}' for a,b in (('This is a photo of a', '$'), ('This photo contains a', '$'), ('A photo of a', '$'), ('This is an illustration of a', '$'),
-                                         ('This illustration contains a', '$'), ('An illustrations of a', '$'),
-             ('This is a sketch of a', '$'), ('This sketch contains a', '$'), ('A sketch of a', '$'), ('This is a diagram of a', '$'), ('This diagram contains a', '$'),
-             ('A diagram of a', '$'), ('A', '$'), ('We see a', '$'))) + \
-            ('$', 'We see a $ in this photo', 'We see a $ in this image', 'We see a $ in this illustration', 'We see a $ photo', 'We see a $ image', 'We see a $ illustration', '$ photo',
-             '$ image', '$ illustration')
+# %% ../../nbs/04dc_models.searle.ipynb #19b52b34
+TEMPLATES = ('This is a photo of a $', 'This photo contains a $', 'A photo of a $',
+             'This is an illustration of a $', 'This illustration contains a $', 'An illustrations of a $',
+             'This is a sketch of a $', 'This sketch contains a $', 'A sketch of a $',
+             'This is a diagram of a $', 'This diagram contains a $', 'A diagram of a $',
+             'A $', 'We see a $', '$',
+             'We see a $ in this photo', 'We see a $ in this image', 'We see a $ in this illustration',
+             'We see a $ photo', 'We see a $ image', 'We see a $ illustration',
+             '$ photo', '$ image', '$ illustration')
 
 def read_concepts(vocabulary:str)->list:
     "Names of concepts: those of the world, or of a file with one a line (of a .csv the column DisplayName)."
@@ -40,8 +42,8 @@ def read_concepts(vocabulary:str)->list:
     path = data_root(vocabulary, files=True, what='vocabulary')
     if path.is_dir(): raise ValueError(f'vocabulary {vocabulary!r}: {path} is a folder; give a text file with a name a line, or the class descriptions of Open Images (.csv)')
     try: names = pd.read_csv(path).DisplayName.dropna().tolist() if path.suffix=='.csv' else path.read_text(encoding='utf-8').splitlines()
-    except (UnicodeDecodeError, AttributeError, pd.errors.ParserError,
-            pd.errors.EmptyDataError) as e: raise ValueError(f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with the column DisplayName') from e
+    except (UnicodeDecodeError, AttributeError, pd.errors.ParserError, pd.errors.EmptyDataError) as e:
+        raise ValueError(f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with the column DisplayName') from e
     names = list(dict.fromkeys(n for n in (' '.join(no_placeholder(n).split()) for n in names) if n))
     if not names: raise ValueError(f'{path}: no names; a vocabulary has one a line')
     return names
@@ -58,14 +60,14 @@ def nearest_concepts(features,  # (N,D) of pictures
     "What is to be seen, as far as the vocabulary has a name for it."
     return (unit(torch.as_tensor(np.asarray(features))).float()@concepts.T).topk(min(k, len(concepts))).indices.numpy()
 
-# %% ../../nbs/04dc_models.searle.ipynb #0b76f0ee
+# %% ../../nbs/04dc_models.searle.ipynb #cb446f17
 def described(rng)->str:
     "What a thing of the world looks like, where it is, what is beside it: much as wishes are worded."
     from cis_nb.world.captions import PLACE_WORDS, a
     from cis_nb.world.scenes import COLORS, PATTERNS, THINGS
     places = [w for words in PLACE_WORDS.values() for w in words]
-    ways = (lambda: f'is {rng.choice(tuple(COLORS))}', lambda: f'is {rng.choice(PATTERNS)}', lambda: f'is {rng.choice(places)}', lambda: f'is next to {a(str(rng.choice(THINGS)))}',
-            lambda: f'is {rng.choice(tuple(COLORS))} and {rng.choice(PATTERNS)}')
+    ways = (lambda: f'is {rng.choice(tuple(COLORS))}', lambda: f'is {rng.choice(PATTERNS)}', lambda: f'is {rng.choice(places)}',
+            lambda: f'is next to {a(str(rng.choice(THINGS)))}', lambda: f'is {rng.choice(tuple(COLORS))} and {rng.choice(PATTERNS)}')
     return ways[rng.integers(len(ways))]()
 
 def beside(rng)->str:

@@ -9,7 +9,7 @@ __all__ = ['NOUNS', 'SAID', 'ODD', 'ORDER', 'PLACE_WORDS', 'DOMAIN_WORDS', 'SCEN
            'spoken', 'bare', 'caption', 'captions', 'draw_closeup', 'cut_out', 'in_training', 'anything', 'other',
            'change', 'twin', 'WorldPairs', 'r_things', 'Probe', 'probes']
 
-# %% ../../nbs/01c_world.captions.ipynb #7905e2f8
+# %% ../../nbs/01c_world.captions.ipynb #3136ffef
 import random
 from dataclasses import dataclass, replace
 
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .scenes import (ATTRIBUTES, COLORS, PATTERNS, PLACES, POSES, SIDES, STUFF, THINGS, DOMAINS, Scene, Thing,
-                                 draw_scene, draw_thing, held_out, render, backdrop, visible)
+from .scenes import (ATTRIBUTES, COLORS, PATTERNS, PLACES, POSES, THINGS, DOMAINS, Scene, Thing,
+                                 draw_scene, draw_thing, held_out, render, backdrop)
 
 # %% ../../nbs/01c_world.captions.ipynb #edb15d90
 NOUNS = dict(car=('car', 'automobile'), boat=('boat', 'sailing boat'), house=('house', 'cottage'), mushroom=('mushroom', 'toadstool'), cat=('cat', 'kitty'),

@@ -11,7 +11,7 @@ __all__ = ['CELLS', 'LOOKS', 'USUAL', 'SHARE', 'FIXED', 'CHOOSE', 'SENTENCES', '
            'without_targets', 'families', 'write_png', 'write_cirr_split', 'write_cirr', 'owned', 'state',
            'write_mitstates', 'composed_root']
 
-# %% ../../nbs/01e_world.composed.ipynb #00714af5
+# %% ../../nbs/01e_world.composed.ipynb #ab5222bd
 import io, random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from PIL import Image
 from ..core import progress, stored
 from .captions import NOUNS, PLACE_WORDS, a, anything, draw_closeup, in_training, join, noun
 from .layouts import SIDE, jpeg, write_json
-from .scenes import COLORS, PATTERNS, PLACES, POSES, SIDES, SIZES, THINGS, Scene, Thing, draw_scene, draw_thing, render
+from .scenes import COLORS, PATTERNS, PLACES, POSES, SIDES, SIZES, THINGS, Scene, draw_scene, draw_thing, render
 
 # %% ../../nbs/01e_world.composed.ipynb #f78cad6e
 CELLS = ((16, 22), (48, 22), (16, 46), (48, 46))

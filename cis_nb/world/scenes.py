@@ -9,9 +9,9 @@ __all__ = ['SIN', 'ROUND', 'PAINT', 'SHAPES', 'THINGS', 'COLORS', 'SECOND', 'CRE
            'dot_stuff', 'backdrop', 'Scene', 'draw_thing', 'slots', 'draw_scene', 'gray', 'sketch', 'night', 'paper',
            'mosaic', 'render', 'visible', 'held_out', 'golden_hash']
 
-# %% ../../nbs/01a_world.scenes.ipynb #f728ca58
+# %% ../../nbs/01a_world.scenes.ipynb #59322005
 import random
-from dataclasses import dataclass, field, replace, asdict
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
