@@ -162,7 +162,7 @@ def test_the_readme_is_the_index(project):
     assert project.book('readme')[0]==0
     assert '[01 Honest](nbs/01_honest.ipynb) | It computes with what it is given.' in (project.home/'README.md').read_text()
 
-@pytest.mark.parametrize('args, said', [(['run', 'quick', '06_pseudowords'], 'did you mean 06d_pseudowords'), (['run', 'quick', '04db_models.pic2word'], 'it is in full'), (['run', 'quick'], 'which experiment of quick')])
+@pytest.mark.parametrize('args, said', [(['run', 'quick', '06_pseudowords'], 'did you mean 06d_pseudowords'), (['run', 'quick', '06f_pseudowords_more'], 'it is in full'), (['run', 'quick'], 'which experiment of quick')])
 def test_an_experiment_that_a_profile_does_not_have(args, said, capsys):
     assert book.main(args)==2
     assert said in capsys.readouterr().err
