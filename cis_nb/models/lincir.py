@@ -34,7 +34,7 @@ def noise(law:str, shape, scale:float=1.)->torch.Tensor: # (B,D)
     one_of('noise', law, LAWS)
     return scale*LAWS[law](tuple(shape))
 
-# %% ../../nbs/04da_models.lincir.ipynb #54c57ec4
+# %% ../../nbs/04da_models.lincir.ipynb #2d619486
 SUPERVISION = ('masked', 'prompt', 'image')
 
 class MaskedCaptions:
@@ -54,9 +54,13 @@ class MaskedCaptions:
         self.scale = scale*(self.spread() if relative else 1.)
 
     def spread(self, n:int=4096)->float:
-        "Standard deviation of the captions' features, pooled over dimensions."
+        "Standard deviation of the captions' features as φ reads them, pooled over dimensions."
         ids = np.random.default_rng(0).permutation(len(self.data))[:n]
-        return float(self.meaning(self.before(ids)).std(0).pow(2).mean().sqrt())
+        return float(self.scaled(self.meaning(self.before(ids))).std(0).pow(2).mean().sqrt())
+
+    def scaled(self, x)->torch.Tensor: # (B,D)
+        "Features as φ reads them."
+        return unit(x) if self.unit_input else x
 
     def before(self, ids)->torch.Tensor: # (B,D) features, or (B,T) ids
         "What is known of whole captions before a step."
@@ -73,7 +77,7 @@ class MaskedCaptions:
         known = self.before(ids)
         return known, masked, known if self.seen is None else torch.from_numpy(np.asarray(self.seen[ids], np.float32))
 
-# %% ../../nbs/04da_models.lincir.ipynb #ed2a4309
+# %% ../../nbs/04da_models.lincir.ipynb #d259a552
 class SelfMasking(MaskedCaptions, Judged):
     "The objective of `method: lincir`: self-masking projection (LinCIR, Sec. 3.1)."
     name, betas, sparing = 'lincir', (.9, .999), False
@@ -82,7 +86,7 @@ class SelfMasking(MaskedCaptions, Judged):
         "The mean squared distance of what the filled captions mean and what the whole ones do (LinCIR, Eq. 1); a number."
         z, ids = self.meaning(batch[0]), batch[1].to(self.backbone.device)
         x = z if self.seen is None else batch[2].to(z.device)
-        out = self.read(ids, self.phi((unit(x) if self.unit_input else x) + noise(self.law, z.shape, self.scale).to(z.device)))
+        out = self.read(ids, self.phi(self.scaled(x) + noise(self.law, z.shape, self.scale).to(z.device)))
         return F.mse_loss(unit(out), unit(z)) if self.unit_target else F.mse_loss(out, z)
 
     def read(self, ids, p)->torch.Tensor: # (B,T) with gaps, (B,W) -> (B,D)
