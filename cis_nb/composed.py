@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SETS', 'KS', 'CODE', 'home', 'load_sets', 'Reader', 'entrants', 'ask', 'known_as', 'kept_asked', 'composed',
-           'guesses', 'kinds_of', 'by_kind', 'sayings', 'submission']
+           'guesses', 'kinds_of', 'by_kind', 'sayings', 'to_server', 'cirr_submission', 'circo_submission',
+           'sent_files']
 
-# %% ../nbs/06c_composed.ipynb #6daa1aaa
+# %% ../nbs/06c_composed.ipynb #280d8f43
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import torch
+from .benchmarks import circo as circo_set
 from .benchmarks.circo import load_circo
 from .benchmarks.cirr import check_submission, evaluate_cirr, load_cirr, ranked_lists, read_cirr, score_submission, write_submission
 from .benchmarks.mitstates import chance as chance_of_states, load_mitstates
@@ -127,13 +129,28 @@ def sayings(table, method:str, guess:float)->dict: # kind -> 'more' or 'less' of
     mine = table[table.method==method]
     return {r.kind:'more' if r.low>guess else 'less' if r.high<guess else 'as' for r in mine.itertuples()}
 
-# %% ../nbs/06c_composed.ipynb #af42b392
-def submission(entry, root, split='test1')->Path: # the folder
-    "Both files of a submission, checked."
-    c = read_cirr(root, split)
+# %% ../nbs/06c_composed.ipynb #f128d21a
+def to_server(name:str, entry, files:dict, build)->Path: # the folder
+    "The files of a submission to the server of a set, made once; `files`: what they are made from."
+    about = dict(method=entry.method.name, prompt=getattr(entry.method, 'prompt', ''), training=entry.seed, backbone=entry.backbone.fingerprint, run=entry.run.name if entry.run else '')
+    return stored('submission', f'{name}-{known_as(entry)}', about, build, [fingerprint(files)], [*ASKING, *CODE])
+
+def cirr_submission(entry, root)->tuple: # the folder; file, bytes, queries, score
+    "Both files for CIRR's test split, checked; their score where the targets are known."
+    c = read_cirr(root, 'test1')
     def build(folder):
-        for kind, lists in ranked_lists(entry.method, c, entry.backbone).items():
-            check_submission(write_submission(lists, kind, folder/f'{split}.{kind}.json', c), c)
-    about = dict(method=entry.method.name, training=entry.seed, backbone=entry.backbone.fingerprint, run=entry.run.name if entry.run else '')
-    inputs = [fingerprint([c.entries, {n: str(f) for n,f in c.files.items()}])]
-    return stored('submission', f'cirr-{known_as(entry)}', about, build, inputs, [*ASKING, *CODE])
+        for kind, lists in ranked_lists(entry.method, c, entry.backbone).items(): write_submission(lists, kind, folder/f'test1.{kind}.json', c)
+    folder = to_server('cirr', entry, dict(entries=c.entries, files={n: str(f) for n,f in c.files.items()}), build)
+    return folder, sent_files(folder, lambda f: len(check_submission(f, c))-2, lambda f: [f'R@{r.k} {r.value:.1f}' for r in score_submission(f, c).itertuples()] if c.answers else [])
+
+def circo_submission(entry, root)->tuple: # the folder; file, bytes, queries, score
+    "The file for CIRCO's test split, checked; its score where the answers are known."
+    c = circo_set.read_circo(root, 'test')
+    folder = to_server('circo', entry, dict(entries=c.entries, folder=str(c.folder)), lambda to: circo_set.write_submission(circo_set.ranked_lists(entry.method, c, entry.backbone), to/'test.json', c))
+    score = lambda f: [f'mAP@{r.k} {r.value:.1f}' for r in circo_set.score_submission(f, c).itertuples() if r.metric=='map'] if c.answers else []
+    return folder, sent_files(folder, lambda f: len(circo_set.check_submission(f, c)), score)
+
+def sent_files(folder, queries, score)->pd.DataFrame: # file, bytes, queries, score
+    "What lies in a submission's folder, read again as the server would."
+    return pd.DataFrame([[f'{folder.parent.name}/{folder.name}/{f.name}', f'{f.stat().st_size:,}', queries(f), ', '.join(score(f)) or 'known to the server alone'] for f in sorted(folder.glob('test*.json'))],
+                        columns=['file in the store', 'bytes', 'queries', 'score'])
