@@ -94,7 +94,8 @@ def test_guesses_count_several_right_answers(run):
     assert g['states'][1] == pytest.approx(400/11)             # tea is a test noun: four of its other eleven photographs
 
 def test_the_submission_is_what_the_server_takes(run):
-    folder = cm.submission(run.entries[1], run.root); c = read_cirr(run.root, 'test1')
+    folder, listed = cm.cirr_submission(run.entries[1], run.root); c = read_cirr(run.root, 'test1')
+    assert [s.split(',')[0] for s in listed.score] == ['R@1 100.0', 'R@1 100.0']
     for kind, n in (('recall', 50), ('recall_subset', 3)):
         s = check_submission(folder/f'test1.{kind}.json', c)
         assert s['metric'] == kind and all(len(s[str(e['pairid'])]) == n for e in c.entries) and s['0'][0] == c.answers['0']
