@@ -44,14 +44,14 @@ def task_mean(values)->float: # a column of `hits`
     "Mean over tasks of the mean over queries."
     return float(values.groupby('task').mean().mean())
 
-# %% ../nbs/05b_compare.ipynb #78a0ce99
+# %% ../nbs/05b_compare.ipynb #0eab2138
 def contrast(per_query, weights:dict, # method -> weight
              k:int=1, tasks=None,     # all tasks if None
              families:bool=True,      # draw references anew; else single queries
              n:int=1000, seed:int=0,
              of:str='')->dict:        # as for `hits`
     "A weighted sum of methods' task means of R@`k`, and its 95 % interval. Seeds are averaged query by query."
-    mine = per_query[per_query.method.isin(weights) & per_query.task.isin(tasks or set(per_query.task))]
+    mine = per_query[per_query.method.isin(weights) & (True if tasks is None else per_query.task.isin(tasks))]
     h = hits(mine, k, of).reset_index().merge(mine[['draw', 'task', 'query_id', 'reference']].drop_duplicates())
     family = families_of(h) if families else np.arange(len(h))
     diff, low, high = bootstrap_ci(sum(w*h[m] for m,w in weights.items()), n, seed, groups=h.task, families=family)

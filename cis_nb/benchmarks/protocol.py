@@ -66,7 +66,7 @@ def map_at_k(r,      # (Q,P) ranks, 0 pads
 
 METRICS = dict(recall=recall_at_k, map=map_at_k)
 
-# %% ../../nbs/02a_benchmarks.protocol.ipynb #00339532
+# %% ../../nbs/02a_benchmarks.protocol.ipynb #65b5af56
 def _resampled(v, family, n, rng):
     "Means of `n` resamples of `v` (Q,), whole families at a time, a few million draws at once."
     if not len(v) or not np.isfinite(v).all(): raise ValueError(f'cannot resample {len(v)} values' + (' with NaN among them' if len(v) else ''))
@@ -86,7 +86,8 @@ def bootstrap_ci(values,       # (Q,) one per query
     "A mean with its percentile interval over queries."
     v, rng = np.asarray(values, float), np.random.default_rng(seed)
     family = np.arange(len(v)) if families is None else np.asarray(families)
-    parts = [np.ones(len(v), bool)] if groups is None else [np.asarray(groups)==g for g in sorted(set(groups))]
+    group = np.zeros(len(v), int) if groups is None else pd.Categorical(groups).codes        # in the order of their names
+    parts = [group==g for g in np.unique(group)] if len(v) else [group==0]
     means = np.mean([_resampled(v[p], family[p], n, rng) for p in parts], axis=0)
     low, high = np.quantile(means, [(1-level)/2, (1+level)/2])
     return float(np.mean([v[p].mean() for p in parts])), float(low), float(high)
