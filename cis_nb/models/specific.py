@@ -195,7 +195,7 @@ class WindowDetector(_Windows):
         small, large = self.share<self.share.max(), self.share>self.share.min()
         return torch.where(self.is_stuff, P[:, large].mean(1), P[:, small].amax(1))**self.power
 
-# %% ../../nbs/04ca_models.specific.ipynb #1a627e3b
+# %% ../../nbs/04ca_models.specific.ipynb #579111c6
 def best_line(conf,    # (M,)
               present  # (M,) bool
              )->float:
@@ -204,7 +204,8 @@ def best_line(conf,    # (M,)
     c, hit = conf[order], present[order].cumsum()
     f1 = 2*hit/(np.arange(1, len(c)+1) + present.sum())
     k = int(np.argmax(np.where(np.diff(c, append=-1)<0, f1, 0)))   # between equal confidences there is no line
-    return float((c[k] + (c[k+1] if k+1<len(c) else 0))/2)
+    below = c[k+1] if k+1<len(c) else 0
+    return float(min((c[k]+below)/2, np.nextafter(c[k], below)))   # of two neighbouring numbers the middle is the upper one
 
 def powers(conf, present, threshold=.2)->np.ndarray: # (M,C), (M,C) -> (C,)
     "Per name the power that moves its best line to `threshold`; 1 for names that were never there."
