@@ -34,9 +34,10 @@ def noise(law:str, shape, scale:float=1.)->torch.Tensor: # (B,D)
     one_of('noise', law, LAWS)
     return scale*LAWS[law](tuple(shape))
 
-# %% ../../nbs/04da_models.lincir.ipynb #2d619486
+# %% ../../nbs/04da_models.lincir.ipynb #692f5027
 SUPERVISION = ('masked', 'prompt', 'image')
 
+# %% ../../nbs/04da_models.lincir.ipynb #526801f7
 class MaskedCaptions:
     "What LinCIR learns from: what whole captions mean, and their masked ids."
     def __init__(self, backbone, phi, corpus:Corpus, benchmarks:dict, masking='runs', law='product', scale=1., relative=False, supervision='masked', prompt=PROMPT,
