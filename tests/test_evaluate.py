@@ -270,6 +270,18 @@ def test_every_claim_has_a_test_or_waits():
     ids = set(cl.claims().id)
     assert set(cl.waits_for()) < ids and sorted(ids - set(cl.waits_for())) == sorted(cl.TESTED)
 
+def test_every_test_of_a_claim_is_an_experiment_that_speaks_of_it():
+    root = Path(__file__).resolve().parents[1]
+    for i, where in cl.by_claim(cl.TESTED_BY).items():
+        profile, name = where.split('/')
+        assert (root/'params'/profile/f'{name}.yaml').exists(), where
+        own = name.startswith(('06_', '06c_', '09_'))     # tested in the chapter on claims itself
+        assert i in (root/'nbs'/f'{"09_claims" if own else name}.ipynb').read_text(encoding='utf-8'), f'{where} says nothing of {i}'
+
+def test_a_claim_without_a_test_says_what_kind_of_thing_it_waits_for(tmp_path):
+    found = cl.judge(planted(8), tmp_path).set_index('id').verdict
+    assert (found['C01'], found['N02'], found['N12']) == ('waits for a chapter', 'waits for data or weights', 'not testable here')
+
 def planted(gain):
     "A run in which Image + Text answers `gain` percent more queries than either of its parts."
     n, parts = 1000, []
