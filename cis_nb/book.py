@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'settings', 'only_people',
            'Experiment', 'experiments', 'parameters', 'imported', 'modules', 'ran_with', 'depends', 'environment',
-           'runnable', 'execute', 'audit', 'check_receipt', 'heading', 'done', 'run', 'threads', 'cores', 'snakemake',
-           'make', 'contents', 'readme', 'main']
+           'runnable', 'execute', 'audit', 'check_receipt', 'heading', 'leaves_receipt', 'done', 'run', 'threads',
+           'cores', 'snakemake', 'make', 'contents', 'readme', 'main']
 
 # %% ../nbs/10_book.ipynb #dccbb9c5
 import argparse, ast, difflib, json, os, re, shutil, subprocess, sys, tempfile, time, traceback
@@ -260,6 +260,10 @@ def heading(nb:dict)->tuple:
     title, promise = re.search(r'^# (.+)$', words, re.M), re.search(r'^> ?(.+(?:\n> ?.+)*)', words, re.M)
     return (title[1].strip() if title else ''), re.sub(r'\n> ?', ' ', promise[1]).strip() if promise else ''
 
+def leaves_receipt(nb:dict)->bool:
+    "Does the last cell call `finish`? One that calls it earlier shows how that looks."
+    return any(re.match(r'finish\(', line) for c in code_cells(nb)[-1:] for line in c['source'].splitlines())
+
 def _page_receipt(e:Experiment, folder:Path, seconds:float):
     "The receipt of a page without parameters."
     r = dict(experiment=e.name, profile=e.profile, headline=heading(read_notebook(e.notebook))[1], params={}, seconds=round(seconds, 3), runs=[], counts={},
@@ -283,7 +287,7 @@ def _verdict(e:Experiment, folder:Path, ended:str, started:float):
     path = folder/'notebook.ipynb'
     nb = read_notebook(path) if path.exists() else dict(cells=[])
     reasons = audit(nb, e.params)
-    if not reasons and not ended and e.defaults is None: _page_receipt(e, folder, time.time()-started)
+    if not reasons and not ended and e.defaults is None and not leaves_receipt(nb): _page_receipt(e, folder, time.time()-started)
     reasons += check_receipt(e, folder, started) + [f'the run ended with {ended}']*bool(ended)
     if not reasons: return
     for name in ('receipt.json', 'results.parquet'): (folder/name).unlink(missing_ok=True)
