@@ -17,7 +17,7 @@ suppress_warnings = ['mystnb.unknown_mime_type', 'myst.header', 'misc.highlighti
 
 html_theme = 'sphinx_book_theme'
 html_theme_options = dict(home_page_in_toc=True, show_navbar_depth=1, show_toc_level=2, use_download_button=False, use_fullscreen_button=False,
-                          use_issues_button=False, use_repository_button=False, navigation_with_keys=False,
+                          use_issues_button=False, use_repository_button=False, navigation_with_keys=False, footer_content_items=[],
                           navbar_start=[], navbar_center=[], navbar_end=[], navbar_persistent=[])
 html_static_path = ['_static', str(Path(find_spec('sphinx-mathjax-offline').origin).parent/'static')]   # the second brings MathJax
 mathjax_path = 'mathjax/tex-chtml.js'
