@@ -1,5 +1,5 @@
 "CIRR: the released annotations, slow references for every rank, faults of files, and submissions there and back."
-import copy, json, os
+import copy, json, os, re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +88,13 @@ def test_the_page_counts_what_the_released_files_hold():
         counted = audit_cirr(DATA, split).set_index('what')['count']
         assert counted.to_dict() == said[split].dropna().astype(int).to_dict()
 
+
+@real
+def test_how_many_sentences_have_no_word_of_change():
+    "The world's share of describing sentences (01e) follows this count."
+    words = r'remove[sd]?|replace[sd]?|change[sd]?|add(?:s|ed)?|makes?|turn|put|take|move|keep|delete|instead|same|different|more|less|fewer|rather|than|without|no|not'
+    said = load_cirr(DATA/'cirr', images=False).queries.condition
+    assert len(said)==4181 and round(100*np.mean([not re.search(rf'\b({words})\b', s, re.IGNORECASE) for s in said]))==47
 
 @real
 def test_the_odd_scores_of_the_released_files_do_not_count():

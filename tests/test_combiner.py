@@ -225,3 +225,15 @@ def test_how_triplets_are_drawn_is_asked_for_by_the_training():
     assert plain.str.len().sum() < of(modifiers=True).str.len().sum()
     assert C.triplet_folder(p|dict(lookup='words'))!=C.triplet_folder(p)!=C.triplet_folder(p|dict(literal=True))
     with pytest.raises(ValueError, match="lookup: 'lemma' is none of exact, words"): C.triplet_folder(p|dict(lookup='lemma'))
+
+def test_cirr_lies_in_the_folder_or_beside_the_other_data_and_an_error_names_both(tmp_path, monkeypatch):
+    mine, all_data = tmp_path/'mine', tmp_path/'all'
+    (mine/'cirr').mkdir(parents=True); (all_data/'photos').mkdir(parents=True)
+    monkeypatch.delenv('CIS_DATA', raising=False)
+    assert C.cirr_root(dict(data=str(mine)))==(mine/'cirr').resolve()
+    for data in (str(tmp_path/'nowhere'), 'published'):
+        with pytest.raises(FileNotFoundError, match=rf"data '{data}': CIRR is neither .*cirr nor a folder cirr in CIS_DATA \(not set\).*data: world"): C.cirr_root(dict(data=data))
+    monkeypatch.setenv('CIS_DATA', str(all_data))
+    with pytest.raises(FileNotFoundError, match=r'in CIS_DATA \(.*all\)'): C.cirr_root(dict(data='photos'))
+    (all_data/'cirr').mkdir()
+    assert C.cirr_root(dict(data='photos'))==(all_data/'cirr').resolve()

@@ -8,7 +8,7 @@ from cis_nb.core import store_root
 from cis_nb.mining import corpus as C
 from cis_nb.mining.captions import read_captions
 from cis_nb.mining.corpus import MASKINGS, Corpus, clean, corpus_folder, hidden, marks, with_gaps
-from cis_nb.mining.parsers import find_parser
+from cis_nb.mining.parsers import find_parser, load_parser
 from cis_nb.models.backbone import EOS, PSEUDO, load_backbone, text_backbone, tokenizer
 from cis_nb.models.lincir import SelfMasking
 from cis_nb.models.pseudo import Phi, PseudoWord, pseudo_method, save_phi
@@ -45,6 +45,18 @@ def test_odd_captions_are_marked_and_masked(store):
         assert ((ids==PSEUDO).sum(1)>0).all() and (ids.max(1).values==EOS).all() and ids.shape[1]<=tiny.context, masking
         with torch.no_grad(): assert torch.isfinite(tiny.inject(ids, ids==PSEUDO, torch.randn(len(c), tiny.W))).all()
     assert words(c.masked([2], 'runs', np.random.default_rng(0))[0]).count('[$]')==1    # only stop words: a random one, or what the parser takes for an article
+
+def test_a_long_caption_is_cut_before_it_is_masked(store):
+    "As the published code does it: what a tower of 77 ids reads is decoded, parsed and masked."
+    text = ' and '.join(f'a {c} cat near a hat' for c in ('red', 'blue', 'black', 'green', 'white')*6)
+    (store/'long.txt').write_text(text+'\na red cat\n')
+    c = Corpus(corpus_folder(store/'long.txt', 'world', processes=1))
+    ids = tokenizer().encode(text)
+    assert len(ids)>150 and c.whole([0])[0, 1:76].tolist()==ids[:75]
+    doc = load_parser('world')(tokenizer().decode(ids[:75]).strip())
+    slow = C.literal(doc.text, [' '.join(t.text for t in doc.char_span(a, b)) for a,b in C.keywords(doc)], None)
+    assert words(c.masked([0], 'literal', np.random.default_rng(0))[0])==words(torch.tensor(C.literal_ids(slow)))
+    assert words(c.masked([0], 'runs', np.random.default_rng(0))[0]).count('[$]')==int(c.rows([0], 77)['run'].max())==22
 
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
 @example(['¬®²', 'Â¬Â®', 'Ä¢\x95'])                     # pieces that mean something else on their own
@@ -117,6 +129,7 @@ def test_a_stream_reads_what_the_reader_of_captions_reads(tmp_path_factory, rows
     ('empty.txt', b'', 'no captions; left out: nothing'), ('blank.txt', b'\n \n', "no captions; left out: {'empty caption': 2}"), ('dollars.txt', b'$\n $ $', "no captions; left out: {'nothing is left when cleaned': 2}"),
     ('empty.txt.gz', gzip.compress(b''), 'no captions; left out: nothing'), ('binary.txt', bytes(range(256))*40, 'this is no UTF-8 text'), ('utf16.txt', 'a cup\na hat'.encode('utf-16'), 'this is no UTF-8 text'),
     ('packed.txt', gzip.compress(b'a cup\n'*99), 'the name of a packed one has to end in .gz'), ('plain.txt.gz', b'a cup\n'*99, 'cannot be read .* is the file complete'), ('nothing.txt.gz', b'', 'no captions; left out: nothing'),
+    ('paper.txt', b'%PDF-1.4\n'+b'1 0 obj\n<< /Length 9 >>\nstream\nendobj\n'*30+b'x\x9c\0\x01\x93\xfe\n'*20, 'this is no UTF-8 text'), ('photo.txt', bytes(range(128, 256))+b'\na yr\n'+b'\xff\xd8\xe0\n'*40, 'this is no UTF-8 text'),
     ('latin.txt', 'café\nmaß'.encode('latin-1'), "no captions; left out: {'caption that is not UTF-8': 2}")])
 def test_a_file_without_captions_is_named(store, name, data, why):
     (store/name).write_bytes(data)

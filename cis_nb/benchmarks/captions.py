@@ -281,7 +281,7 @@ def truth_protocol(truth:Truth, way:str, c:Captions, sizes:list=(), extra:str=''
     whole = f'all {n:,} {asked[1]}' if not sizes else f'{asked[1]} of {len(sizes)} parts of {min(sizes):,}' + f' to {max(sizes):,}'*(max(sizes)>min(sizes)) + ' pictures, the mean of their means'
     right = 'right: as written' if kind=='plain' else f'right: {kind}, {fingerprint(truth.right[way])[:6]}'
     return Protocol(f'captions/{c.name}/{kind}' + f'-{len(sizes)}parts'*bool(sizes), gallery=whole, split=c.split, coverage=c.coverage,
-                    extra='; '.join(filter(None, [f'{len(truth.right[way]):,} {asked[0]} ask', right, 'interval over pictures', extra])))
+                    extra='; '.join(filter(None, [f'{len(truth.right[way]):,} {asked[0]} ask', right, 'interval over pictures', extra])), questions=fingerprint([c.texts, truth.right[way]])[:8])
 
 def _rows(r, truth, way, c, protocol, measures, seed, labels, part=None)->list:
     "The rows of one direction; `part` (Q,) is the fold of each query."

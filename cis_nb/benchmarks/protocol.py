@@ -122,6 +122,7 @@ class Protocol:
     crop: str = 'whole image'
     coverage: float = 1.              # share of the benchmark's images that are here
     extra: str = ''
+    questions: str = ''               # fingerprint of queries, targets and galleries; a `Benchmark` sets it
     def __post_init__(self):
         for field, known in _choices.items():
             if getattr(self, field) not in known: raise ValueError(f'{field} must be one of {known}, not {getattr(self, field)!r}')
@@ -139,7 +140,8 @@ def _words(p:Protocol)->list:
     "A protocol as short phrases; *partial* comes first."
     partial = [f'partial: {min(99.9, 100*p.coverage):.1f} % of the images'] if p.coverage<1 else []
     captions = [f'captions {p.caption}'] if p.caption!='as given' else []
-    return partial + [f'gallery: {p.gallery}', f'text: “{p.prompt}”', *captions, f'reference {p.reference}', f'ties {p.ties}', p.crop, *filter(None, [p.extra])]
+    asked = [f'questions {p.questions}'] if p.questions else []
+    return partial + [f'gallery: {p.gallery}', f'text: “{p.prompt}”', *captions, f'reference {p.reference}', f'ties {p.ties}', p.crop, *filter(None, [p.extra]), *asked]
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #6b84e04c
 def _all_images(queries, shared)->list:
@@ -161,6 +163,12 @@ def _check_queries(q:pd.DataFrame, shared, name:str):
             raise ValueError(f'{name}, query {r.query_id}: target {gone[0]!r} is not in the gallery; `reachable` leaves such queries out')
 
 # %% ../../nbs/02a_benchmarks.protocol.ipynb #e0746ae7
+def _questions(q:pd.DataFrame, shared)->str:
+    "A fingerprint of what is asked and who is ranked; a list that many queries share is read once."
+    once = {id(l): fingerprint(list(l)) for col in (q.targets, q.gallery, q.excluded) for l in col if l is not None}
+    told = [[i, r if isinstance(r, str) else None, c, *(once.get(id(l)) for l in ls)] for i,r,c,*ls in zip(q.query_id, q.reference, q.condition, q.targets, q.gallery, q.excluded)]
+    return fingerprint([told, shared and list(shared)])[:8]
+
 def reachable(queries:pd.DataFrame, shared_gallery=None)->tuple: # queries, ids of those left out
     "Leave out the queries with a target that is not in the gallery."
     whole = None if shared_gallery is None else set(shared_gallery)
@@ -186,7 +194,7 @@ class Benchmark:
         if 'gallery' not in q: q['gallery'] = [None]*n
         if 'excluded' not in q: q['excluded'] = [[] for _ in range(n)]
         _check_queries(q, self.shared_gallery, self.name)
-        self.queries = q
+        self.queries, self.protocol = q, replace(self.protocol, questions=_questions(q, self.shared_gallery))
         if self.images is None: self.images = _all_images(q, self.shared_gallery)
     def __len__(self): return len(self.queries)
     def restrict(self, present)->'Benchmark': return _restrict(self, set(present))

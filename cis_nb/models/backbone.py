@@ -71,6 +71,7 @@ def finite(features, what:str):   # features (B,D)
 class SeesTokens(Sees):
     "Pictures as vectors, and as tokens on their way through the blocks."
     def encode_image(self, images):   # (B,3,H,W) or a list of PIL pictures -> (B,D), not normalised
+        if isinstance(images, (str, Path, Image.Image)): raise TypeError(f'images: give a list of PIL pictures, not {type(images).__name__}; for one `[Image.open(file)]`')
         if not torch.is_tensor(images): images = torch.stack([self.preprocess(i) for i in images]) if len(images) else torch.zeros(0, 3, self.image_size, self.image_size)
         if images.shape[1:]!=(3, self.image_size, self.image_size):
             raise ValueError(f'images must be (B,3,{self.image_size},{self.image_size}), not {tuple(images.shape)}; `preprocess` makes them so')
@@ -216,8 +217,9 @@ class Backbone(ReadsTexts):
 
 # %% ../../nbs/04a_models.backbone.ipynb #872f85d6
 def no_placeholder(text:str)->str:
-    "`text` with its dollar signs written out, so that none is taken for the placeholder."
-    return ' '.join(text.replace('$', ' dollar ').split()) if '$' in text else text
+    "`text` with its dollar signs written out, however they are spelt, so that none is taken for the placeholder."
+    clean = tokenizer().clean_fn(text)         # makes a dollar sign of `＄` and `&#36;` too
+    return ' '.join(clean.replace('$', ' dollar ').split()) if '$' in clean else text
 
 # %% ../../nbs/04a_models.backbone.ipynb #5a0d814f
 def backbone_record(b)->dict:

@@ -11,7 +11,7 @@ __all__ = ['HALVES', 'NEGATIVES', 'SETTINGS', 'RULE', 'branch', 'Combiner', 'que
            'training_rates']
 
 # %% ../../nbs/04c_models.combiner.ipynb #ec59e4d4
-import json, time
+import json, os, time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -288,10 +288,15 @@ def photo_root(p:dict)->Path:
     return world_root(coco=0, vaw=0, captions=p['photos'])/'captions'
 
 def cirr_root(p:dict)->Path:
-    "The folder in CIRR's layout that goes with `data`."
-    if p['data']!='world': return data_root('cirr')
-    from cis_nb.world.composed import composed_root
-    return composed_root(cirr=p['cirr'])
+    "The folder in CIRR's layout: the world's, or `cirr` in the folder `data`, or else below CIS_DATA."
+    if p['data']=='world':
+        from cis_nb.world.composed import composed_root
+        return composed_root(cirr=p['cirr'])
+    inside = Path(p['data']).expanduser()/'cirr'
+    if inside.is_dir(): return inside.resolve()
+    try: return data_root('cirr')
+    except FileNotFoundError: raise FileNotFoundError(f"data {p['data']!r}: CIRR is neither {inside} nor a folder cirr in CIS_DATA ({os.environ.get('CIS_DATA', 'not set')}). "
+                                                      'Put it in one of the two places, or use data: world, whose own CIRR chooses the weights') from None
 
 def triplet_folder(p:dict)->Path:
     "The mined triplets that the parameters ask for."

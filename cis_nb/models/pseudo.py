@@ -75,6 +75,7 @@ class PseudoWord(Method):
     @torch.no_grad()
     def encode_query(self, ref, texts, backbone)->torch.Tensor: # (B,D) of length one
         "The text features of the prompt with the pseudo-words in it."
+        if torch.as_tensor(ref).ndim!=2: raise ValueError(f'ref: give raw image features (B,{backbone.D}), not {tuple(ref.shape)}; for one picture `features[:1]`')
         if isinstance(texts, str) or len(texts)!=len(ref): raise ValueError(f'texts: give a list with one text for each of the {len(ref)} references, not {texts if isinstance(texts, str) else len(texts)!r}')
         prompts = [self.prompt.replace('{condition}', no_placeholder(t)) for t in texts]
         return unit(backbone.encode_pseudo(prompts, self.words(ref)).cpu())
@@ -90,7 +91,7 @@ def read_phi(folder)->tuple: # network, what is known about it
     return read_net(folder, 'phi', lambda about: make_net(**about['net']), 'no run of a method with pseudo-words (lincir, pic2word, searle)')
 
 # %% ../../nbs/04d_models.pseudo.ipynb #63473810
-def pseudo_method(run,            # the folder of a run
+def pseudo_method(run,            # the folder of a run, or of the report on its training
                   device:str='auto',
                   backbone=None   # if it is loaded already
                  )->tuple:        # PseudoWord, backbone
