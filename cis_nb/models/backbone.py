@@ -218,8 +218,9 @@ class Backbone(ReadsTexts):
 # %% ../../nbs/04a_models.backbone.ipynb #872f85d6
 def no_placeholder(text:str)->str:
     "`text` with its dollar signs written out, however they are spelt, so that none is taken for the placeholder."
-    clean = tokenizer().clean_fn(text)         # makes a dollar sign of `＄` and `&#36;` too
-    return ' '.join(clean.replace('$', ' dollar ').split()) if '$' in clean else text
+    said = ' '.join(text.replace('$', ' dollar ').split()) if '$' in text else text
+    clean = tokenizer().clean_fn(said)         # makes a dollar sign of `＄` and `&#36;` too
+    return ' '.join(clean.replace('$', ' dollar ').split()) if '$' in clean else said
 
 # %% ../../nbs/04a_models.backbone.ipynb #5a0d814f
 def backbone_record(b)->dict:
