@@ -5,16 +5,21 @@ DATA    ?=
 VENV    := .venv
 PY      := $(VENV)/bin/python
 READY   := $(VENV)/.ready
+CHECKED := nbs tests setup.py                  # what ruff reads; modules are written from notebooks
+PARALLEL := -n 2 --dist loadfile               # tests of one file share what they set up
 unexport PYTHONDONTWRITEBYTECODE   # else each of the many processes compiles every package anew, some ten seconds
 # an installer that reads other variables than pip does
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help book bench lab test export clean constraints
+.PHONY: help book bench lab check test test-changed test-chapter export clean constraints
 help:
 	@echo "make book [PROFILE=quick] [DATA=folder]   run what has to run, and make reports/PROFILE/html/index.html"
-	@echo "make test                                 all tests, with a small book from start to end"
+	@echo "make check                                layers, style, exports and quick tests, below 90 seconds"
+	@echo "make test-changed                         the notebooks and tests that a change reaches"
+	@echo "make test-chapter NB=04b_methods/05_lincir  one notebook and the tests of its module"
+	@echo "make test                                 all notebooks and all tests, with a small book from start to end"
 	@echo "make lab                                  the chapters in JupyterLab"
 	@echo "make bench                                the book of measured speeds"
 	@echo "make export                               notebooks to modules, notebooks cleaned, README.md"
@@ -26,29 +31,43 @@ $(READY): settings.ini setup.py pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (about 8.5 GB, half a minute to some minutes)"
 	@{ $(PY) -m pip install --quiet --disable-pip-version-check uv && $(PY) -m uv pip install --quiet --python $(PY) -c constraints.txt -e '.[dev]'; } \
 	  || { echo "uv could not do it; pip takes some minutes longer"; $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
-	@$(PY) -c 'import papermill, cis_nb.composed, cis_nb.site'   # compiles what they load, once, where two chapters at a time would do it twice
+	@$(PY) -c 'import papermill, cis_nb.train, cis_nb.book.site'   # compiles what they load, once, where two chapters at a time would do it twice
 	@touch $(READY)
 
 book: $(READY)
-	@$(PY) -m cis_nb.book make $(PROFILE) --data '$(DATA)'
+	@$(PY) -m cis_nb.book.command_line make $(PROFILE) --data '$(DATA)'
 
 bench: $(READY)
-	@$(PY) -m cis_nb.book make bench
+	@$(PY) -m cis_nb.book.command_line make bench
 
 lab: $(READY)
 	$(PY) -m jupyterlab nbs/
 
+check test test-changed test-chapter: export OMP_NUM_THREADS = 1   # two processes at a time, a thread each
+
+check: $(READY)
+	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/ruff check $(CHECKED)
+	$(VENV)/bin/ruff format --check $(CHECKED)
+	$(PY) -m pytest $(PARALLEL) -q -m 'not e2e and not data and not browser and not gpu'
+
+test-changed: $(READY)
+	$(PY) -m cis_nb.book.checks changed
+
+test-chapter: $(READY)
+	$(PY) -m cis_nb.book.checks chapter '$(NB)'
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/nbdev_test --n_workers 2
-	$(PY) -m pytest tests
+	$(VENV)/bin/nbdev_test --n_workers 2
+	$(PY) -m pytest $(PARALLEL) -rs
 
 export: $(READY)
 	$(VENV)/bin/nbdev_export
 	$(VENV)/bin/nbdev_clean
-	$(PY) -m cis_nb.book readme
+	$(PY) -m cis_nb.book.command_line readme
 
 clean:
-	rm -rf .snakemake .pytest_cache .hypothesis _proc build cis_nb.egg-info
+	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache .hypothesis _proc build cis_nb.egg-info
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 	find reports -mindepth 1 -maxdepth 1 -not -name README.md -not -name reference -exec rm -rf {} +
 

@@ -1,9 +1,10 @@
-# The graph of the book: one rule for one kind of thing. What an experiment needs and watches is known to cis_nb.book.
+# The graph of the book: one rule for one kind of thing. What an experiment needs and watches is known to cis_nb.core.experiment_files.
 import sys
-from cis_nb import book
+from cis_nb.book import runner as book
+from cis_nb.core.experiment_files import experiments
 
 PROFILE, DATA = config.get('profile', 'quick'), str(config.get('data') or '')
-PLAN = book.experiments(PROFILE, DATA)
+PLAN = experiments(PROFILE, DATA)
 
 rule book:
     input: [f'reports/{PROFILE}/{name}/receipt.json' for name in PLAN]
@@ -14,4 +15,4 @@ rule experiment:
     output: f'reports/{PROFILE}/{{name}}/receipt.json'
     threads: lambda w: book.threads(PLAN[w.name], workflow.cores)
     params: python=sys.executable, profile=PROFILE, data=DATA
-    shell: '{params.python:q} -m cis_nb.book run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'
+    shell: '{params.python:q} -m cis_nb.book.command_line run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'

@@ -1,4 +1,4 @@
-"How the book's pages are set. Nothing is executed here, and nothing is loaded from a network."
+"Sphinx configuration of the book's pages: nothing is executed, nothing is loaded from a network."
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,7 +7,7 @@ html_title = project
 extensions = ['myst_nb']
 
 nb_execution_mode = 'off'
-nb_ipywidgets_js = {}                     # widgets need a kernel, and their scripts a network
+nb_ipywidgets_js = {}  # widgets need a kernel, and their scripts a network
 nb_code_prompt_show = 'Code'
 nb_code_prompt_hide = 'Hide code'
 nb_merge_streams = True
@@ -16,10 +16,23 @@ myst_heading_anchors = 3
 suppress_warnings = ['mystnb.unknown_mime_type', 'myst.header', 'misc.highlighting_failure']
 
 html_theme = 'sphinx_book_theme'
-html_theme_options = dict(home_page_in_toc=True, show_navbar_depth=1, show_toc_level=2, use_download_button=False, use_fullscreen_button=False,
-                          use_issues_button=False, use_repository_button=False, navigation_with_keys=False, footer_content_items=[],
-                          navbar_start=[], navbar_center=[], navbar_end=[], navbar_persistent=[])
-html_static_path = ['_static', str(Path(find_spec('sphinx-mathjax-offline').origin).parent/'static')]   # the second brings MathJax
+html_theme_options = dict(
+    home_page_in_toc=True,
+    show_navbar_depth=1,
+    show_toc_level=2,
+    use_download_button=False,
+    use_fullscreen_button=False,
+    use_issues_button=False,
+    use_repository_button=False,
+    navigation_with_keys=False,
+    footer_content_items=[],
+    navbar_start=[],
+    navbar_center=[],
+    navbar_end=[],
+    navbar_persistent=[],
+)
+mathjax = Path(find_spec('sphinx-mathjax-offline').origin).parent / 'static'
+html_static_path = ['_static', str(mathjax)]
 mathjax_path = 'mathjax/tex-chtml.js'
 html_extra_path = ['extra']
 html_css_files = ['book.css']

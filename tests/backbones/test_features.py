@@ -1,0 +1,111 @@
+"The feature store: images of any mode, damaged images, kills, full disks."
+
+import copy, io, multiprocessing, os, resource, signal
+import numpy as np, pytest, torch
+from PIL import Image
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.features import image_features, text_features
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope='session')
+def b():
+    return load_backbone('tiny', 'none', device='cpu')
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    return tmp_path
+
+
+def picture(i):
+    return Image.fromarray(np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8))
+
+
+# --- the feature store
+
+
+@pytest.mark.parametrize('mode', ['L', 'P', 'RGBA', 'CMYK', 'LA', '1', 'I;16', 'F'])
+def test_pictures_of_any_mode(b, store, mode):
+    image = (
+        Image.fromarray(np.full((50, 80), 300, np.uint16))
+        if mode == 'I;16'
+        else picture(0).convert('L' if mode == 'F' else mode).convert(mode)
+    )
+    assert image_features(b, ['x'], lambda i: image, mode).counts == dict(encoded=1, skipped=0)
+
+
+def bomb(side):
+    f = io.BytesIO()
+    Image.new('1', (side, side)).save(f, 'png')
+    return f.getvalue()
+
+
+def test_bad_pictures_are_skipped_counted_listed(b, store):
+    ok = io.BytesIO()
+    picture(1).save(ok, 'png')
+    files = dict(
+        good=ok.getvalue(), cut=ok.getvalue()[:3000], empty=b'', page=b'<html>', large=bomb(9500), huge=bomb(14000)
+    )
+    f = image_features(b, list(files) * 3, lambda i: Image.open(io.BytesIO(files[i])), 'bad')
+    assert f.ids == ['good'] and f.counts == dict(encoded=1, skipped=5)
+    reason = dict(zip(f.skipped.id, f.skipped.reason))
+    assert (
+        'DecompressionBomb' in reason['large'] and 'DecompressionBomb' in reason['huge'] and np.isnan(f.array[1:]).all()
+    )
+
+
+def test_any_id(b, store):
+    ids = [('a', 1), ('a', 2), ('a', 1)]
+    f = image_features(b, ids, lambda i: picture(i[1]), 'tuples')
+    assert f.index == {('a', 1): 0, ('a', 2): 1} and f[[('a', 2)]].shape == (1, 160)
+    assert len(text_features(b, ['a', 'b', 'a'])) == 2
+
+
+def killed_child(b, n):
+    seen = []
+
+    def load(i):
+        seen.append(i)
+        if len(seen) > n:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return picture(i)
+
+    image_features(b, list(range(50)), load, 'kill', block=8)
+
+
+@pytest.mark.e2e
+def test_kill_9_leaves_nothing_finished_and_work_goes_on(b, store):
+    p = multiprocessing.get_context('fork').Process(target=killed_child, args=(b, 30))
+    p.start()
+    p.join(120)
+    assert p.exitcode == -signal.SIGKILL
+    assert not list((store / 'store' / 'features').glob('tiny-*'))
+    seen = []
+    f = image_features(b, list(range(50)), lambda i: seen.append(i) or picture(i), 'kill', block=8)
+    assert min(seen) == 24 and len(seen) == 26
+    with torch.no_grad():
+        torch.testing.assert_close(
+            f[[0, 23, 24, 49]], b.encode_image([picture(i) for i in (0, 23, 24, 49)]), atol=1e-5, rtol=1e-4
+        )
+
+
+def test_full_disk_is_an_error_and_work_goes_on(b, store):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match='disk full.*CIS_STORE'):
+            image_features(b, list(range(50)), picture, 'full', block=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert image_features(b, list(range(50)), picture, 'full', block=8).counts == dict(encoded=50, skipped=0)
+
+
+def test_not_finite_features_are_an_error(b, store):
+    bad = copy.deepcopy(b)
+    with torch.no_grad():
+        bad.model.visual.head.proj.weight[0, 0] = float('inf')
+    with pytest.raises(ValueError, match='not finite'):
+        image_features(bad, [1, 2], picture, 'nan')

@@ -1,0 +1,219 @@
+"Weights: published architectures, downloads, damaged files, and the backbones that come with the book."
+
+import copy, http.server, json, os, subprocess, sys, threading, time
+import pytest, torch
+from safetensors.torch import save_file
+from projects import ROOT
+from cis_nb.backbones import weights
+from cis_nb.backbones.clip import golden_images, golden_texts
+from cis_nb.backbones.loading import load_backbone, save_backbone
+from cis_nb.backbones.weights import tiny_folder
+from cis_nb.core.experiment_files import read_params
+from cis_nb.core.store import project_root
+from cis_nb.backbones.weights import BACKBONES, Weights, model_shapes, register_tiny
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope='session')
+def b():
+    return load_backbone('tiny', 'none', device='cpu')
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    return tmp_path
+
+
+# --- published weights that are not there
+
+
+@pytest.mark.parametrize('name', [n for n in BACKBONES if BACKBONES[n].hub])
+def test_missing_weights_say_what_to_get(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(weights.constants, 'HF_HUB_OFFLINE', True)
+    monkeypatch.setattr(weights.constants, 'HF_HUB_CACHE', str(tmp_path))
+    start = time.monotonic()
+    with pytest.raises(FileNotFoundError) as e:
+        load_backbone(name)
+    w, text = BACKBONES[name], str(e.value)
+    assert time.monotonic() - start < 10
+    for part in (
+        name,
+        w.hub,
+        'open_clip_model.safetensors',
+        f'{w.gigabytes:.1f} GB',
+        w.licence,
+        str(tmp_path),
+        'pretrained',
+    ):
+        assert part in text
+
+
+# --- the three sources of published weights, with a small stand-in
+
+SMALL = Weights('cis-tiny', 'demo', 'someone/demo', 0.04, 160, 128, 64, 'gelu')
+
+
+def hub_cache(root, file):
+    repo = root / 'models--someone--demo'
+    (repo / 'snapshots' / ('0' * 40)).mkdir(parents=True)
+    (repo / 'refs').mkdir()
+    (repo / 'refs' / 'main').write_text('0' * 40)
+    (repo / 'snapshots' / ('0' * 40) / weights.HUB_FILE).write_bytes(file.read_bytes())
+
+
+@pytest.fixture
+def published(b, tmp_path):
+    save_file({k: v.contiguous() for k, v in b.model.state_dict().items()}, tmp_path / weights.HUB_FILE)
+    return tmp_path / weights.HUB_FILE
+
+
+def test_from_file_folder_and_cache(b, published, tmp_path, monkeypatch):
+    monkeypatch.setitem(BACKBONES, 'demo', SMALL)
+    hub_cache(tmp_path / 'cache', published)
+    monkeypatch.setattr(weights.constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.setattr(weights.constants, 'HF_HUB_OFFLINE', True)
+    with torch.no_grad():
+        want = b.encode_text(golden_texts)
+    for pretrained in (str(published), str(tmp_path), 'default'):
+        got = load_backbone('demo', pretrained, device='cpu')
+        with torch.no_grad():
+            torch.testing.assert_close(got.encode_text(golden_texts), want)
+    assert got.source == 'demo (someone/demo)'
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    "As much of a hub as is needed to give one file away; it is too busy for the first caller."
+
+    def do_HEAD(self, body=False):
+        asked = self.path.startswith('/someone/demo/resolve/main/')
+        self.server.calls += asked
+        data = self.server.file.read_bytes() if asked and self.server.calls > 1 else b''
+        self.send_response(200 if data else 503)
+        for k, v in {'ETag': '"abc"', 'X-Repo-Commit': '0' * 40, 'Content-Length': len(data)}.items():
+            self.send_header(k, str(v))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def do_GET(self):
+        self.do_HEAD(True)
+
+    def log_message(self, *a):
+        pass
+
+
+CHILD = '''
+import time
+from cis_nb.backbones import weights
+from cis_nb.backbones.loading import load_backbone
+weights.BACKBONES['demo'] = weights.Weights('cis-tiny', 'demo', 'someone/demo', .04, 160, 128, 64, 'gelu')
+for i in range(2):
+    start = time.monotonic()
+    try: print('loaded', load_backbone('demo', device='cpu').fingerprint)
+    except FileNotFoundError as e: print('error', e, 'seconds', time.monotonic()-start)
+'''
+
+
+@pytest.mark.e2e
+def test_from_the_hub_first_in_vain(b, published, tmp_path):
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
+    server.file, server.calls = published, 0
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    env = {
+        **os.environ,
+        'HF_ENDPOINT': f'http://127.0.0.1:{server.server_port}',
+        'HF_HOME': str(tmp_path / 'hf'),
+        'PYTHONPATH': str(ROOT),
+        'HF_HUB_DISABLE_XET': '1',
+        'NO_PROXY': '127.0.0.1',
+        'OMP_NUM_THREADS': '1',
+        'HF_HUB_OFFLINE': '0',
+    }
+    try:
+        out = subprocess.run([sys.executable, '-c', CHILD], env=env, capture_output=True, text=True, timeout=600)
+    finally:
+        server.shutdown()
+    assert out.returncode == 0, out.stderr
+    error, loaded = out.stdout.splitlines()
+    assert 'error demo: its weights (demo) are not in the cache' in error and 'Get open_clip_model.safetensors' in error
+    assert float(error.split('seconds ')[1]) < 20 and loaded == f'loaded {demo_fingerprint(b)}'
+
+
+def demo_fingerprint(b):
+    from cis_nb.core.store import fingerprint
+    from cis_nb.backbones.clip import weights_hash
+
+    return fingerprint(['demo', weights_hash(b.model), b.model.visual.preprocess_cfg])
+
+
+# --- wrong and damaged files
+
+
+def test_checkpoint_of_another_backbone_names_both(tmp_path):
+    save_file(
+        {k: torch.zeros(s, dtype=torch.int8) for k, s in model_shapes('vit_b16').items()}, tmp_path / 'x.safetensors'
+    )
+    with pytest.raises(ValueError, match='not weights of vit_b32: they are those of vit_b16'):
+        load_backbone('vit_b32', str(tmp_path / 'x.safetensors'))
+
+
+def test_truncated_weights(b, tmp_path):
+    run = save_backbone(b, tmp_path / 'run')
+    data = (run / 'model.safetensors').read_bytes()
+    (run / 'model.safetensors').write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match='cut short'):
+        load_backbone('tiny', str(run))
+    (run / 'model.safetensors').write_bytes(b'')
+    with pytest.raises(ValueError, match='cut short'):
+        load_backbone('tiny', str(run))
+
+
+def test_pickle_is_never_opened(tmp_path):
+    (tmp_path / 'w.pt').write_bytes(b"cos\nsystem\n(S'touch %s'\ntR." % str(tmp_path / 'pwned').encode())
+    with pytest.raises(ValueError, match='can run code'):
+        load_backbone('vit_b32', str(tmp_path / 'w.pt'))
+    assert not (tmp_path / 'pwned').exists()
+
+
+def test_not_finite_weights(b):
+    bad = copy.deepcopy(b)
+    with torch.no_grad():
+        bad.model.visual.head.proj.weight.fill_(float('nan'))
+        with pytest.raises(ValueError, match='3 of 3 image features are not finite'):
+            bad.encode_image(golden_images())
+        assert torch.isfinite(b.encode_image(golden_images())).all()  # the copy was deep
+
+
+# --- the shipped backbone
+
+
+@pytest.mark.parametrize('name, megabytes', [('tiny', 20), ('tiny_s', 9), ('tiny_xs', 5)])
+def test_shipped_golden_features(name, megabytes):
+    assert load_backbone(name, device='cpu', golden=True).source == f'{name}/model.safetensors'
+    assert sum(p.stat().st_size for p in tiny_folder(name).iterdir()) < megabytes * 1e6
+
+
+@pytest.mark.parametrize('name', ['tiny', 'tiny_s', 'tiny_xs'])
+def test_shipped_weights_are_trained_and_say_how(name):
+    about = json.loads((tiny_folder(name) / 'backbone.json').read_text())['trained']
+    asked = read_params(project_root() / about['experiment'])
+    assert {k: about['params'][k] for k in ('backbone', 'samples', 'steps', 'batch_size', 'seed')} == {
+        k: asked.get(k, 0) for k in ('backbone', 'samples', 'steps', 'batch_size', 'seed')
+    }
+    assert about['held_out']['close-up color'] > 80 and about['held_out']['close-up category'] > 50  # chance: 10 and 4
+
+
+@pytest.mark.parametrize('name', ['tiny_s', 'tiny_xs'])
+def test_a_missing_file_of_shipped_weights_is_said(name, monkeypatch, tmp_path):
+    register_tiny()
+    monkeypatch.setattr('cis_nb.backbones.weights.tiny_folder', lambda name: tmp_path)
+    with pytest.raises(FileNotFoundError, match='reinstall the package'):
+        load_backbone(name, 'default', device='cpu')
+
+
+def test_config_files_agree():
+    config = json.loads((tiny_folder() / 'open_clip_config.json').read_text())
+    assert config['model_cfg'] == json.loads((tiny_folder() / 'cis-tiny.json').read_text())
+    assert tuple(config['preprocess_cfg']['size']) == (64, 64)

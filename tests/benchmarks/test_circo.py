@@ -1,0 +1,81 @@
+"CIRCO: released annotations, the example submission, damaged files."
+
+import json
+import numpy as np, pytest
+from hypothesis import given, settings, strategies as st
+from projects import DATA, ROOT, needs_data
+from cis_nb.benchmarks.circo import SPLITS, audit_circo, check_submission, picture_names, read_circo, score_submission
+from cis_nb.retrieval.metrics import map_at_k
+
+data = DATA
+real = needs_data('circo/annotations/val.json')
+
+
+def slow_ap(right, ranked, k):
+    hits, total = 0, 0.0
+    for n, i in enumerate(ranked[:k], 1):
+        if i in right:
+            hits += 1
+            total += hits / n
+    return total / min(len(right), k)
+
+
+@real
+def test_the_released_annotations_hold_what_the_chapter_prints():
+    nb = json.loads((ROOT / 'nbs/02b_benchmarks/03_circo.ipynb').read_text())
+    cell = next(''.join(c['source']) for c in nb['cells'] if ''.join(c['source']).startswith('released ='))
+    space = {}
+    exec(cell.split('\nshow_table')[0], {}, space)
+    for split, column in zip(SPLITS, (1, 2)):
+        found = audit_circo(data, split).set_index('what')['count']
+        printed = {row[0]: row[column] for row in space['released'] if row[column] is not None}
+        assert {k: round(float(found[k]), 1) for k in printed} == printed and set(printed) == set(found.index)
+
+
+@real
+def test_the_example_submission_scores_as_counted_by_hand():
+    c = read_circo(data)
+    file = data / 'circo/submission_examples/submission_val.json'
+    lists, found = json.loads(file.read_text()), score_submission(file, c).set_index(['metric', 'k']).value
+    for k in (5, 10, 25, 50):
+        assert found['map', k] == pytest.approx(
+            100 * np.mean([slow_ap(set(e['gt_img_ids']), lists[str(e['id'])], k) for e in c.entries])
+        )
+        assert found['recall', k] == pytest.approx(
+            100 * np.mean([e['target_img_id'] in lists[str(e['id'])][:k] for e in c.entries])
+        )
+    check_submission(data / 'circo/submission_examples/submission_test.json', read_circo(data, 'test'))
+    with pytest.raises(ValueError, match='query'):
+        check_submission(file, read_circo(data, 'test'))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=14, unique=True), st.sampled_from((1, 5, 10, 25, 50)))
+@settings(max_examples=200, deadline=None)
+def test_average_precision_is_the_slow_one(places, k):
+    assert map_at_k(np.array([places]), k)[0] == pytest.approx(slow_ap(set(places), list(range(1, 61)), k))
+
+
+def test_a_list_of_images_without_numbers_is_named(tmp_path):
+    (tmp_path / 'circo/annotations').mkdir(parents=True)
+    (tmp_path / 'circo/annotations/val.json').write_text(
+        json.dumps(
+            [
+                dict(
+                    reference_img_id=1,
+                    target_img_id=2,
+                    relative_caption='is red',
+                    shared_concept='a cat',
+                    gt_img_ids=[2],
+                    id=0,
+                    semantic_aspects=[],
+                )
+            ]
+        )
+    )
+    (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text('{"images": [{"id": 1}]}')
+    with pytest.raises(ValueError, match='image_info_unlabeled2017.json: images need id and file_name'):
+        picture_names(read_circo(tmp_path))
+    (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text(
+        '{"images": [{"id": 1, "file_name": "../../1.jpg"}]}'
+    )
+    assert picture_names(read_circo(tmp_path)) == {'1': '1.jpg'}  # a path keeps its last part only

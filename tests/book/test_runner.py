@@ -1,0 +1,278 @@
+"The runner: which results are trusted, what runs again, what survives a failure or a kill."
+
+import json, os, shutil, signal, time
+import pandas as pd
+import pytest
+from projects import Project
+from cis_nb.book import runner as book
+from cis_nb.book.command_line import main
+from cis_nb.core.experiment_files import experiments, read_notebook
+
+FAULTS = {  # fixture -> what the verdict must name
+    'raises': 'raised ValueError: no such <thing>',
+    'leaves_early': 'never ran',
+    'no_receipt': 'no receipt',
+    'other_value': 'the receipt says n = 99, the file says 2',
+    'kernel_dies': 'DeadKernelError',
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('name', FAULTS)
+def test_a_run_that_may_not_be_trusted(project, name):
+    project.chapter(f'01_{name}')
+    e = experiments('quick')[f'01_{name}']
+    assert not book.run(e)
+    failed = json.loads((e.folder / 'failed.json').read_text())
+    assert any(FAULTS[name] in r for r in failed['reasons']), failed['reasons']
+    assert not e.receipt.exists() and not book.done(e)
+    assert (e.folder / 'log.txt').read_text()
+    if name == 'raises':
+        assert (
+            failed['cell'] == 2
+            and failed['source'].startswith('def inner')
+            and 'inner()' in '\n'.join(failed['traceback'])
+            and '\x1b' not in str(failed)
+        )
+
+
+def test_a_lost_tag_does_not_pass_for_success(project):
+    "Where the tag is lost, the values come first and the defaults win."
+    project.chapter('01_honest')
+    path = project.home / 'nbs' / '01_honest.ipynb'
+    path.write_text(path.read_text().replace('"parameters"', '"other"'))
+    with pytest.raises(ValueError, match='no cell with the tag `parameters`'):
+        experiments('quick')
+
+
+@pytest.mark.parametrize(
+    'name, params, says',
+    [
+        ('honest', 'm: 2', 'unknown parameter'),
+        ('honest', 'n: two', 'n must be int'),
+        ('honest', 'rate: 1e-4', 'write 1.0e-4'),
+        ('honest', 'n: {a: 1}', 'n must be int'),
+        ('honest', 'n: 1\nn: 2', 'given twice'),
+        ('honest', '- 1', 'expected lines like'),
+        ('honest', 'a: [', 'is not YAML'),
+        ('two_parameter_cells', '', '2 cells'),
+        ('computed_parameter', '', 'may hold only lines like'),
+        ('not_for_tests', '', 'use a parameter instead'),
+        ('page', 'n: 1', 'no cell with the tag'),
+    ],
+)
+def test_a_parameter_file_that_does_not_fit(project, capsys, name, params, says):
+    "Found before anything runs, with the name of the file or the notebook."
+    project.chapter(f'01_{name}', params)
+    with pytest.raises((ValueError, TypeError)) as e:
+        experiments('quick')
+    assert says in str(e.value) and f'01_{name}' in str(e.value)
+    assert main(['make', 'quick']) == 2 and 'The book cannot be made' in capsys.readouterr().err
+
+
+def test_a_file_for_no_notebook_and_a_profile_that_is_not_there(project):
+    project.chapter('01_honest')
+    project.write('params/quick/07_nothing.yaml', '')
+    with pytest.raises(ValueError, match='07_nothing.yaml fits no notebook'):
+        experiments('quick')
+    with pytest.raises(ValueError, match='profiles: quick'):
+        experiments('other')
+
+
+@pytest.mark.e2e
+def test_a_page_without_parameters_is_run_for_its_pictures(project):
+    project.chapter('01_page', '# nothing to set\n')
+    e = experiments('quick')['01_page']
+    assert book.run(e)
+    assert json.loads(e.receipt.read_text())['headline'] == 'Words and a picture, nothing to set.'
+    assert '42' in (e.folder / 'notebook.ipynb').read_text()
+
+
+def test_data_of_the_reader_replaces_the_parameter(project):
+    project.chapter('01_with_data')
+    project.chapter('02_honest')
+    found = experiments('quick', data='my photos')
+    assert found['01_with_data'].params == dict(n=2, data='my photos') and found['02_honest'].params == dict(n=2)
+    assert book.depends(found['01_with_data']) != book.depends(experiments('quick')['01_with_data'])
+
+
+@pytest.mark.e2e
+def test_warnings_are_counted_and_not_shown(project):
+    from cis_nb.book import site
+
+    project.chapter('01_warns')
+    e = experiments('quick')['01_warns']
+    assert book.run(e)
+    nb = read_notebook(e.folder / 'notebook.ipynb')
+    assert site.count_warnings(nb) == 1 and 'noise' in str(nb['cells'][-1]['outputs'])
+    assert not any(o.get('name') == 'stderr' for c in site.page(nb, {})['cells'] for o in c.get('outputs', ()))
+    assert '1 cell with warnings' in site.run_line(e, ('done', ''), nb)
+
+
+@pytest.fixture(scope='module')
+def graph(tmp_path_factory):
+    "A book with a need, a failure and what needs the failed."
+    p = Project(tmp_path_factory.mktemp('graph') / 'project')
+    numbered = '01_honest 02a_measures 03_imports_show 04a_raises 05_counts_runs 06_threads'.split()
+    for name in (*numbered, '07_folder/with_data'):
+        p.chapter(name)
+    p.chapter('02a_measures', 'n: 3\n', variant='.three')
+    p.write(
+        'params/chapters.yaml',
+        'chapters:\n  02a_measures: {needs: [01_honest]}\n  05_counts_runs: {needs: [01_honest, 04a_raises]}\n'
+        '  06_threads: {all_cores: true}\n',
+    )
+    p.first = p.book('make', 'quick', '--cores', '2')
+    return p
+
+
+GOOD = ['01_honest', '02a_measures', '02a_measures.three', '03_imports_show', '06_threads', '07_folder/with_data']
+
+
+@pytest.mark.e2e
+def test_a_failure_stops_only_what_needs_it(graph):
+    rc, said = graph.first
+    assert rc == 1 and '6 of 8 experiments have a result' in said, said
+    graph.made(*GOOD)
+    assert (graph.report('04a_raises') / 'failed.json').exists() and not graph.report('05_counts_runs').exists()
+    assert not (graph.home / 'runs.txt').exists()
+    assert len(list((graph.home / 'nbs').rglob('*.ipynb'))) == 8  # nothing is left beside the notebooks
+
+
+@pytest.mark.e2e
+def test_threads_are_shared(graph):
+    def receipt(n):
+        return json.loads((graph.report(n) / 'run.json').read_text())
+
+    assert receipt('06_threads')['threads'] == 2 and receipt('01_honest')['threads'] == 1
+    assert json.loads((graph.report('06_threads') / 'receipt.json').read_text())['headline'] == '2 threads'
+
+
+@pytest.mark.e2e
+def test_the_pages_tell_what_failed_and_what_was_skipped(graph):
+    html = graph.home / 'reports/quick/html'
+    front = (html / 'index.html').read_text()
+    assert 'failed: cell 2 raised ValueError: no such &lt;thing&gt;' in front
+    assert 'skipped, because it needs 04a_raises, which has no result' in front
+    assert 'Measures (three)' in front and 'n is 3' in front
+    page = (html / '04a_raises.html').read_text()
+    assert 'no such &lt;thing&gt;' in page and 'cis-trouble' in page
+    assert (
+        (html / '05_counts_runs.html').exists()
+        and (html / '07_folder/with_data.html').exists()
+        and (html / 'runs/04a_raises/failed.json').exists()
+        and (html / 'map.html').exists()
+    )
+    assert not (graph.home / 'reports/quick/site.log').read_text()
+
+
+@pytest.mark.e2e
+def test_data_come_from_the_world_or_from_the_reader(graph):
+    def said():
+        return json.loads((graph.report('07_folder/with_data') / 'receipt.json').read_text())['headline']
+
+    assert said() == 'data from world'
+    rc, _ = graph.book('make', 'quick', '--cores', '2', '--data', 'my photos')
+    assert said() == 'data from my photos'
+    graph.book('make', 'quick', '--cores', '2')
+    assert said() == 'data from world'
+
+
+@pytest.mark.e2e
+def test_results_are_one_table(graph):
+    d = pd.read_parquet(graph.home / 'reports/quick/results.parquet')
+    assert dict(zip(d.experiment, d.value)) == {'02a_measures': 2.0, '02a_measures.three': 3.0}
+
+
+@pytest.mark.e2e
+def test_nothing_changed_nothing_runs_and_a_change_reruns_what_depends_on_it(graph):
+    before = graph.made(*GOOD)
+    shutil.copy(graph.home / 'nbs/01_honest.ipynb', graph.home / 'nbs/04a_raises.ipynb')  # mended
+    plotting = graph.home / 'cis_nb/core/plotting.py'
+    plotting.write_text(plotting.read_text() + '\nnew = 1\n')
+    report = graph.home / 'cis_nb/core/report.py'
+    report.write_text(report.read_text() + '\n# only a comment\n')
+    rc, said = graph.book('make', 'quick', '--cores', '2')
+    assert rc == 0 and '8 of 8' in said, said
+    after = graph.made(*GOOD)
+    assert {n for n in GOOD if after[n] != before[n]} == {'03_imports_show'}
+    assert (graph.home / 'runs.txt').read_text().split() == ['05_counts_runs']
+    rc, said = graph.book('make', 'quick', '--cores', '2')
+    assert rc == 0 and graph.made(*GOOD) == after and '…' not in said, said
+
+
+@pytest.mark.e2e
+def test_a_new_value_runs_again_with_what_needs_it(graph):
+    before = graph.made(*GOOD)
+    graph.write('params/quick/01_honest.yaml', 'n: 5\n')
+    rc, said = graph.book('make', 'quick', '--cores', '2')
+    after = graph.made(*GOOD)
+    assert rc == 0 and {n for n in GOOD if after[n] != before[n]} == {
+        '01_honest',
+        '02a_measures',
+        '02a_measures.three',
+    }, said
+    assert (graph.home / 'runs.txt').read_text().split() == ['05_counts_runs'] * 2
+
+
+@pytest.mark.e2e
+def test_a_kill_leaves_nothing_finished_and_the_next_call_goes_on(project):
+    project.chapter('01_counts_runs')
+    project.chapter('02_waits', 'n: 600\n')
+    project.write('params/chapters.yaml', 'chapters:\n  02_waits: {needs: [01_counts_runs]}\n')
+    p = project.start('make', 'quick', start_new_session=True)
+    deadline = time.time() + 240
+    while not (project.home / 'started').exists():
+        assert p.poll() is None and time.time() < deadline, p.communicate()[0]
+        time.sleep(0.2)
+    os.killpg(p.pid, signal.SIGKILL)
+    p.communicate()
+    assert (project.report('01_counts_runs') / 'receipt.json').exists() and not list(
+        project.report('02_waits').glob('*')
+    )
+    project.write('params/quick/02_waits.yaml', 'n: 0\n')
+    rc, said = project.book()
+    assert rc == 0 and '2 of 2' in said, said
+    assert (project.home / 'runs.txt').read_text().split() == ['01_counts_runs']  # what was done is not done again
+
+
+@pytest.mark.e2e
+def test_two_that_ask_at_once_do_the_work_once(project):
+    project.chapter('01_counts_runs')
+    both = [project.start('run', 'quick', '01_counts_runs') for _ in range(2)]
+    assert [(p.communicate(), p.returncode)[1] for p in both] == [0, 0]
+    assert (project.home / 'runs.txt').read_text().split() == ['01_counts_runs']
+
+
+@pytest.mark.e2e
+def test_the_readme_is_the_index(project):
+    project.chapter('01_honest')
+    index = project.home / 'nbs' / 'index.ipynb'
+    links = 'Read [Honest](01_honest.ipynb) and [the map](../cis_nb/paper/map.csv).'
+    index.write_text(index.read_text().replace('<!-- links -->', links))
+    assert project.book('readme')[0] == 0
+    text = (project.home / 'README.md').read_text()
+    assert text.startswith('# A small book\n\n> For tests.\n')
+    assert 'Read [Honest](nbs/01_honest.ipynb) and [the map](cis_nb/paper/map.csv).' in text
+
+
+def test_the_contents_list_every_chapter_with_its_result(project):
+    project.chapter('01_honest')
+    project.chapter('07_folder/with_data')
+    assert book.contents().splitlines()[2:] == [
+        '| [Honest](01_honest.ipynb) `01_honest` | It computes with what it is given. |',
+        '| [Takes data](07_folder/with_data.ipynb) `07_folder/with_data` | A folder of the reader. |',
+    ]
+
+
+@pytest.mark.parametrize(
+    'args, said',
+    [
+        (['run', 'quick', '06_evaluation/pseudo_words'], 'did you mean 06_evaluation/pseudo_words_'),
+        (['run', 'quick', '06_evaluation/pseudo_words_fashioniq_domains'], 'it is in full'),
+        (['run', 'quick'], 'which experiment of quick'),
+    ],
+)
+def test_an_experiment_that_a_profile_does_not_have(args, said, capsys):
+    assert main(args) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"The smoke book from start to end, and its pages: as files, and in a browser without a network."
+
+import json, re
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from browser import CHROMIUM, Browser
+
+
+@pytest.mark.e2e
+def test_the_small_book_is_whole(smoke):
+    assert smoke.rc == 0, smoke.said
+    reports = smoke.home / 'reports' / 'smoke'
+    params = smoke.home / 'params' / 'smoke'
+    names = sorted(p.relative_to(params).with_suffix('').as_posix() for p in params.rglob('*.yaml'))
+    receipts = {n: json.loads((reports / n / 'receipt.json').read_text()) for n in names}
+    assert all(r['headline'] and r['experiment'] == n and r['profile'] == 'smoke' for n, r in receipts.items())
+    results = pd.read_parquet(reports / 'results.parquet')
+    assert len(results) and set(results.experiment) <= set(names) and np.isfinite(results.value).all()
+    print(f'the small book: {smoke.seconds:.0f} s')
+
+
+@pytest.mark.e2e
+def test_a_second_call_runs_nothing(smoke):
+    reports = smoke.home / 'reports' / 'smoke'
+
+    def times():
+        return {p: p.stat().st_mtime_ns for p in [*reports.rglob('receipt.json'), reports / 'html' / 'index.html']}
+
+    before = times()
+    rc, said = smoke.book('make', 'smoke')
+    assert rc == 0 and times() == before and '…' not in said, said
+
+
+@pytest.mark.e2e
+def test_pages_were_set_without_a_warning(smoke):
+    assert (smoke.home / 'reports/smoke/site.log').read_text() == ''
+
+
+class Links(HTMLParser):
+    "What a page loads, and where it points."
+
+    def __init__(self):
+        super().__init__()
+        self.loads, self.points, self.ids = [], [], set()
+
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.ids |= {a.get('id'), a.get('name')}
+        if tag in ('script', 'img', 'iframe', 'source', 'video', 'audio', 'embed') and a.get('src'):
+            self.loads.append(a['src'])
+        if (
+            tag == 'link'
+            and a.get('href')
+            and a.get('rel') not in ('author', 'next', 'prev', 'search', 'index', 'canonical')
+        ):
+            self.loads.append(a['href'])
+        if tag == 'a' and a.get('href'):
+            self.points.append(a['href'])
+
+
+def read(path):
+    page = Links()
+    page.feed(path.read_text(encoding='utf-8'))
+    return page
+
+
+def inside(path, link):
+    "The file that a link of a page means."
+    parts = urlsplit(link)
+    return (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
+
+
+@pytest.mark.e2e
+def test_no_page_loads_anything_from_a_network_and_no_link_is_broken(smoke):
+    html = smoke.home / 'reports' / 'smoke' / 'html'
+    pages = {p.resolve(): read(p) for p in html.rglob('*.html')}
+    assert len(pages) > 10
+    for path, page in pages.items():
+        outside = [u for u in page.loads if urlsplit(u).scheme not in ('', 'data') or urlsplit(u).netloc]
+        assert not outside, f'{path.name} loads {outside}'
+        local = [u for u in page.points if not urlsplit(u).scheme]
+        missing = [u for u in [*page.loads, *local] if not urlsplit(u).scheme and not inside(path, u).exists()]
+        assert not missing, f'{path.name} points to {missing}'
+        lost = [
+            u
+            for u in local
+            if (f := urlsplit(u).fragment) and inside(path, u) in pages and f not in pages[inside(path, u)].ids
+        ]
+        assert not lost, f'{path.name}: no such place: {lost}'
+    for path in html.rglob('*.css'):
+        assert not re.search(r'(url\(|@import)\s*["\']?(https?:)?//', path.read_text(encoding='utf-8')), (
+            f'{path.name} loads something from a network'
+        )
+
+
+@pytest.mark.e2e
+def test_every_picture_shows_something(smoke):
+    "A picture of one colour is an empty figure."
+    pictures = [p for p in (smoke.home / 'reports/smoke/html/_images').iterdir() if p.suffix in ('.png', '.jpg')]
+    assert pictures
+    for p in pictures:
+        with Image.open(p) as im:
+            assert np.asarray(im.convert('L'), float).std() > 2, p.name
+
+
+LOOK = '''(() => {
+  const article = document.querySelector('.bd-article'), over = [], every = name => document.querySelectorAll(name);
+  const seen = e => e.getClientRects().length && getComputedStyle(e).visibility != 'hidden';
+  const inner = 'table, blockquote, pre, .cis-cards, .cell_output';
+  const own = e => !e.closest('details:not([open])') && !e.parentElement.closest(inner) && !e.closest('.headerlink');
+  const named = e => (e.tagName + ' ' + e.textContent).trim().slice(0, 40);
+  const all = [...article.querySelectorAll('p, table, pre, h1, h2, h3, blockquote, img')];
+  const blocks = all.filter(e => seen(e) && own(e) && e.getBoundingClientRect().height > 0);
+  const meet = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4
+                         && Math.min(a.right, b.right) - Math.max(a.left, b.left) > 4;
+  blocks.forEach((x, i) => blocks.slice(i + 1).forEach(y => {
+    const both = meet(x.getBoundingClientRect(), y.getBoundingClientRect());
+    if (both && !x.contains(y)) over.push(named(x) + ' / ' + named(y));
+  }));
+  return {over: over.slice(0, 5), wide: document.documentElement.scrollWidth - innerWidth,
+          text: article.innerText, height: article.scrollHeight,
+          empty: [...document.images].filter(i => seen(i) && !(i.complete && i.naturalWidth > 0)).map(i => i.src),
+          formulas: every('.math').length, drawn: every('.math mjx-container').length,
+          wrong: every('mjx-merror').length};
+})()'''
+
+RAW = {
+    r'\{["\']\w+["\']: ': 'a raw dictionary',
+    r'\bat 0x[0-9a-f]{6,}': 'an object\'s address',
+    r'<(Figure|Axes|IPython)\b': 'an object without a picture',
+    r'\w*Warning:': 'a warning',
+    r'\[?\d+/\d+ \[\d\d:\d\d<': 'a progress bar',
+}
+
+
+@pytest.fixture(scope='module')
+def browser():
+    if not CHROMIUM:
+        pytest.skip('no Chromium on this machine: apt-get install chromium')
+    with Browser() as b:
+        yield b
+
+
+def faults(browser):
+    "What is wrong with the page that the browser shows."
+    look, out = browser.js(LOOK), [f'error: {s}' for s in browser.said]
+    out += [f'overlap: {o}' for o in look['over']] + [f'empty picture: {e}' for e in look['empty']]
+    out += [f'asked for {u}' for u in browser.asked if not u.startswith(('file:', 'data:', 'blob:', 'about:'))]
+    if look['wide'] > 1:
+        out.append(f'{look["wide"]} pixels too wide')
+    if look['wrong']:
+        out.append(f'{look["wrong"]} formulas with an error')
+    for pattern, what in RAW.items():
+        if m := re.search(pattern, look['text']):
+            out.append(f'{what}: {m[0]}')
+    return out
+
+
+FORMULAS = (
+    'document.readyState=="complete" && '
+    'document.querySelectorAll(".math").length==document.querySelectorAll(".math mjx-container").length'
+)
+
+BAD = """<!doctype html><meta charset="utf-8"><body><div class="bd-article"><h1>Bad</h1>
+<p style="height:40px">One</p><p style="margin-top:-35px">Two</p>
+<p>{'a': 1}</p><pre>UserWarning: careful</pre><img src="none.png" width="9" height="9">
+<img src="http://example.org/a.png"><div style="width:3000px">wide</div></div></body>"""
+
+
+@pytest.mark.browser
+def test_the_look_finds_what_it_looks_for(browser, tmp_path):
+    (tmp_path / 'bad.html').write_text(BAD)
+    browser.open(tmp_path / 'bad.html', FORMULAS)
+    found = '\n'.join(faults(browser))
+    for what in (
+        'overlap: P One / P Two',
+        'empty picture',
+        'asked for http://example.org',
+        'pixels too wide',
+        'a raw dictionary',
+        'a warning: UserWarning',
+    ):
+        assert what in found, found
+
+
+@pytest.mark.browser
+@pytest.mark.e2e
+@pytest.mark.parametrize('width', [1300, 420])
+def test_pages_look_as_they_should(smoke, browser, tmp_path, width):
+    "Wide or narrow: nothing overlaps, sticks out, is empty or comes from a network; all formulas are set."
+    trouble = []
+    browser.picture(tmp_path / 'first.png', width)
+    for p in sorted((smoke.home / 'reports' / 'smoke' / 'html').rglob('*.html')):
+        if p.stem in ('genindex', 'search'):
+            continue
+        browser.open(p, FORMULAS)
+        trouble += [f'{p.name} ({width}): {f}' for f in faults(browser)]
+        browser.picture(tmp_path / 'page.png', width)
+        with Image.open(tmp_path / 'page.png') as im:
+            trouble += [f'{p.name} is blank'] if np.asarray(im.convert('L'), float).std() < 5 else []
+    assert not trouble, '\n'.join(trouble)

@@ -1,0 +1,25 @@
+"Figures."
+
+import pytest
+from PIL import Image
+from cis_nb.core import plotting as show
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+
+
+# --- pictures
+
+
+def test_pictures_are_as_wide_as_a_column():
+    images = [Image.new('RGB', (60, 40)), Image.new('L', (30, 90)), Image.new('RGBA', (5, 5))]
+    for fig in (
+        show.show_strip(images, ['a', 'b' * 80, 'c'], ['target', None, 'red'], 'row'),
+        show.forest([('x', 1, 0.5, 2)]),
+        show.page()[0],
+    ):
+        import io
+
+        assert Image.open(io.BytesIO(fig.png())).width == 800

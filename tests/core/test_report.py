@@ -1,0 +1,37 @@
+"Receipts and progress bars."
+
+import errno, json, os, sys
+import numpy as np, pytest
+from cis_nb.core.report import finish, progress
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    "Every test has a store of its own."
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    for k in ('CIS_REPORT', 'CIS_EXPERIMENT', 'CIS_PROFILE', 'CIS_DATA'):
+        monkeypatch.delenv(k, raising=False)
+    return tmp_path / 'store'
+
+
+def test_receipt_arrives_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_REPORT', str(tmp_path / 'r'))
+    finish(dict(n=np.int64(3)), 'done', runs='x', counts={'skipped': np.int64(2)})
+    assert json.loads((tmp_path / 'r' / 'receipt.json').read_text())['params'] == dict(n=3)
+
+    def full(*a, **k):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(os, 'fsync', full)
+    before = (tmp_path / 'r' / 'receipt.json').read_text()
+    with pytest.raises(OSError):
+        finish({}, 'again')
+    assert (tmp_path / 'r' / 'receipt.json').read_text() == before
+
+
+def test_progress_is_quiet_or_in_the_report(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: False, raising=False)
+    assert list(progress(range(3), 'quiet')) == [0, 1, 2] and capfd.readouterr().err == ''
+    monkeypatch.setenv('CIS_REPORT', str(tmp_path / 'r'))
+    assert list(progress(range(3), 'loud')) == [0, 1, 2] and capfd.readouterr().err == ''
+    assert 'loud' in (tmp_path / 'r' / 'progress.txt').read_text()

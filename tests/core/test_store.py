@@ -1,0 +1,426 @@
+"The run store: kills, races, full disks, damaged folders."
+
+import errno, json, multiprocessing, os, random, shutil, signal, subprocess, sys, time
+from pathlib import Path
+import numpy as np, pytest
+from projects import ROOT
+from cis_nb.core import store as core
+from cis_nb.core.report import finish
+from cis_nb.core.store import _finished, fingerprint, manifest, stored
+
+posix = pytest.mark.skipif(os.name != 'posix', reason='kill -9 and file limits need a POSIX system')
+FILES = 6
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    "Every test has a store of its own."
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    for k in ('CIS_REPORT', 'CIS_EXPERIMENT', 'CIS_PROFILE', 'CIS_DATA'):
+        monkeypatch.delenv(k, raising=False)
+    return tmp_path / 'store'
+
+
+@pytest.fixture(scope='module')
+def server():
+    "Child processes that have the library loaded already."
+    ctx = multiprocessing.get_context('forkserver')
+    ctx.set_forkserver_preload(['cis_nb.core', 'pytest'])
+    return ctx
+
+
+def content(i):
+    return f'file {i} ' * 2000
+
+
+def build(folder):
+    "Six files, each written in two halves, one of them in a folder below; goes on where an earlier attempt stopped."
+    for i in range(FILES):
+        path = folder / ('deep' if i == 3 else '.') / f'{i}.txt'
+        if path.exists() and path.read_text() == content(i):
+            continue
+        path.parent.mkdir(exist_ok=True)
+        with open(path, 'w') as f:
+            f.write(content(i)[:7000])
+            f.flush()
+            time.sleep(float(os.environ['PAUSE']))  # seconds; not a part of the key
+            f.write(content(i)[7000:])
+        with open(folder.parent.parent / 'log', 'a') as f:
+            f.write(f'{i}\n')
+
+
+def ask(store, resume=False, pause=0.004):
+    os.environ.update(CIS_STORE=str(store), PAUSE=str(pause))
+    return stored('runs', 'six files', dict(n=FILES), build, resume=resume)
+
+
+def right(folder):
+    return _finished(folder) and all(
+        (folder / ('deep' if i == 3 else '.') / f'{i}.txt').read_text() == content(i) for i in range(FILES)
+    )
+
+
+def seen(store):
+    "What a person or a program finds in the store: folders under a finished name."
+    runs = store / 'runs'
+    return [p for p in runs.iterdir() if not p.name.startswith('.')] if runs.exists() else []
+
+
+def wipe(store):
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir()
+
+
+def killed_after(server, store, seconds, **kw):
+    "Start a build in another process and kill it; True if it was still at work."
+    child = server.Process(target=ask, args=(store,), kwargs=kw)
+    child.start()
+    deadline = time.monotonic() + 20
+    while not (store / 'runs').exists() and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    time.sleep(seconds)
+    child.kill()
+    child.join()
+    return child.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.e2e
+@posix
+def test_kill_at_random_moments(server, store):
+    "At least 30 builds are killed at work; nothing unfinished ever looks finished; asking again always ends well."
+    store.mkdir()
+    ask(store)
+    start = time.monotonic()
+    wipe(store)
+    ask(store)
+    usual = time.monotonic() - start
+    rng, kills = random.Random(0), 0
+    for _ in range(200):
+        wipe(store)
+        kills += killed_after(server, store, rng.uniform(0, 1.2 * usual))
+        assert all(right(p) for p in seen(store))
+        done = ask(store, pause=0)
+        assert right(done) and seen(store) == [done] and not list(done.parent.glob('.partial-*'))
+        if kills >= 30:
+            break
+    assert kills >= 30
+
+
+@pytest.mark.e2e
+@posix
+def test_kill_and_resume(server, store):
+    "A resumable build that is killed again and again arrives; no finished file is written twice but after a kill."
+    store.mkdir()
+    kills = 0
+    while not seen(store) and kills < 100:
+        kills += killed_after(server, store, 0.012, resume=True)
+        assert all(right(p) for p in seen(store))
+    done = ask(store, resume=True)
+    assert right(done) and kills > 0
+    written = [int(n) for n in (store / 'log').read_text().split()]  # a kill between a file and its line loses the line
+    assert len(written) == len(set(written)) and len(set(range(FILES)) - set(written)) <= kills
+
+
+def die_in(store, where):
+    "A build whose process dies inside one given step."
+
+    def die(*a, **k):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    real = core._write_json
+
+    def half(path, obj):
+        Path(path).write_text(json.dumps(obj, default=str)[:40])
+        die()
+
+    def whole(path, obj):
+        real(path, obj)
+        die()
+
+    if where == 'half a manifest':
+        core._write_json = half
+    if where == 'after the manifest':
+        core._write_json = whole
+    if where == 'at the renaming':
+        os.rename = die
+    if where == 'after the renaming':
+        rename = os.rename
+
+        def renamed(*a):
+            rename(*a)
+            die()
+
+        os.rename = renamed
+    ask(store, pause=0)
+
+
+@pytest.mark.e2e
+@posix
+@pytest.mark.parametrize('where', ['half a manifest', 'after the manifest', 'at the renaming', 'after the renaming'])
+@pytest.mark.parametrize('resume', [False, True])
+def test_kill_in_the_last_steps(server, store, where, resume):
+    child = server.Process(target=die_in, args=(store, where))
+    store.mkdir()
+    child.start()
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    assert len(seen(store)) == (where == 'after the renaming') and all(right(p) for p in seen(store))
+    assert right(ask(store, resume=resume, pause=0))
+
+
+def ask_together(store, barrier, answers):
+    barrier.wait()
+    answers.put(str(ask(store, pause=0.02)))
+
+
+@pytest.mark.e2e
+@posix
+def test_two_processes_do_the_work_once(server, store):
+    store.mkdir()
+    barrier, answers = server.Barrier(3), server.Queue()
+    children = [server.Process(target=ask_together, args=(store, barrier, answers)) for _ in range(3)]
+    for c in children:
+        c.start()
+    found = {answers.get(timeout=60) for _ in children}
+    for c in children:
+        c.join()
+    assert len(found) == 1 and right(Path(found.pop()))
+    assert len((store / 'log').read_text().split()) == FILES
+
+
+@pytest.mark.e2e
+@posix
+def test_waiting_process_takes_over_after_a_kill(server, store):
+    "The lock of a dead process opens: the one that waits builds."
+    store.mkdir()
+    first = server.Process(target=ask, args=(store,), kwargs=dict(pause=0.5))
+    first.start()
+    while not list(store.glob('runs/.partial-*')):
+        time.sleep(0.005)
+    second = server.Process(target=ask, args=(store,))
+    second.start()
+    time.sleep(0.1)
+    first.kill()
+    first.join()
+    second.join(30)
+    assert second.exitcode == 0 and all(right(p) for p in seen(store)) and len(seen(store)) == 1
+
+
+def limited(store, answers):
+    "A build in a process that may not write files above 4 kB: the system itself refuses."
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try:
+        ask(store, pause=0)
+    except OSError as e:
+        answers.put((e.errno, str(e)))
+
+
+@pytest.mark.e2e
+@posix
+def test_file_limit_of_the_system(server, store):
+    store.mkdir()
+    answers = server.Queue()
+    child = server.Process(target=limited, args=(store, answers))
+    child.start()
+    code, text = answers.get(timeout=30)
+    child.join()
+    assert (
+        code == errno.ENOSPC
+        and 'disk full while building' in text
+        and str(store / 'runs' / 'six-files-') in text
+        and 'CIS_STORE' in text
+    )
+    assert seen(store) == [] and not list((store / 'runs').glob('.partial-*'))
+    assert right(ask(store, pause=0))
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs /dev/full')
+def test_full_disk_in_the_middle(store):
+    def fill(folder):
+        (folder / 'one').write_text('x')
+        with open('/dev/full', 'w') as f:
+            f.write('y')
+
+    with pytest.raises(OSError, match='disk full while building .*free some space'):
+        stored('runs', 'big', {}, fill)
+    assert seen(store) == [] and not list((store / 'runs').glob('.partial-*'))
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        OSError(errno.ENOSPC, 'No space left on device'),
+        RuntimeError('I/O error: No space left on device (os error 28)'),
+    ],
+)
+@pytest.mark.parametrize('moment', ['build', 'manifest'])
+def test_full_disk_in_words(store, monkeypatch, error, moment):
+    "Also in the very last write, and also where a library hides the error number."
+
+    def fail(*a):
+        raise error
+
+    if moment == 'manifest':
+        monkeypatch.setattr(core, '_write_json', fail)
+    with pytest.raises(OSError, match='disk full') as e:
+        stored('runs', 'big', {}, fail if moment == 'build' else lambda f: None)
+    assert e.value.errno == errno.ENOSPC and seen(store) == []
+
+
+def test_full_disk_keeps_what_can_be_resumed(store):
+    def in_two_parts(folder):
+        if (folder / 'checkpoint').exists():
+            (folder / 'was').write_text((folder / 'checkpoint').read_text())
+        else:
+            (folder / 'checkpoint').write_text('step 7')
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+    with pytest.raises(OSError, match='disk full'):
+        stored('runs', 'x', {}, in_two_parts, resume=True)
+    done = stored('runs', 'x', {}, in_two_parts, resume=True)
+    assert (done / 'was').read_text() == 'step 7'
+
+
+def test_an_error_keeps_its_type_and_names_the_folder(store):
+    def wrong(folder):
+        (folder / 'half').write_text('h')
+        raise KeyError('color')
+
+    with pytest.raises(KeyError) as e:
+        stored('runs', 'x', {}, wrong)
+    if hasattr(e.value, '__notes__'):
+        assert f'while building {store}' in e.value.__notes__[0]
+    assert seen(store) == [] and not list((store / 'runs').glob('.partial-*'))
+
+
+def no_manifest(f):
+    (f / 'manifest.json').unlink()
+
+
+def half_manifest(f):
+    (f / 'manifest.json').write_text((f / 'manifest.json').read_text()[:50])
+
+
+def empty_manifest(f):
+    (f / 'manifest.json').write_text('')
+
+
+def other_json(f):
+    (f / 'manifest.json').write_text('[1, 2]')
+
+
+def other_hash(f):
+    (f / 'manifest.json').write_text(json.dumps(manifest(f) | dict(hash='0' * 16)))
+
+
+def not_text(f):
+    (f / 'manifest.json').write_bytes(b'\xff\xfe\x00')
+
+
+def lost_file(f):
+    (f / 'deep' / '3.txt').unlink()
+
+
+def cut_file(f):
+    (f / '1.txt').write_text('file 1')
+
+
+@pytest.mark.parametrize(
+    'damage', [no_manifest, half_manifest, empty_manifest, other_json, other_hash, not_text, lost_file, cut_file]
+)
+def test_damaged_folder_is_told_and_built_again(store, damage):
+    store.mkdir()
+    done = ask(store, pause=0)
+    damage(done)
+    with pytest.warns(UserWarning, match='six-files-.* is incomplete or damaged: building it again'):
+        again = ask(store, pause=0)
+    assert again == done and right(done)
+
+
+def test_manifest_says_what_is_wrong(store):
+    store.mkdir()
+    done = ask(store, pause=0)
+    assert manifest(done)['params'] == dict(n=FILES) and manifest(done)['files'] == FILES
+    for damage, words in [
+        (half_manifest, 'broken'),
+        (other_json, 'not a manifest'),
+        (no_manifest, 'not a finished run'),
+    ]:
+        damage(done)
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
+            manifest(done)
+
+
+def test_more_files_do_no_harm(store):
+    "Notes laid into a finished folder do not spoil it."
+    store.mkdir()
+    done = ask(store, pause=0)
+    (done / 'note').write_text('mine')
+    assert ask(store) == done and (done / 'note').exists()
+
+
+def test_names_stay_inside_the_store(store):
+    for name in ('../../out', 'a/b', 'ü ber', 'x' * 300, ''):
+        assert stored('runs', name, {}, lambda f: None).parent == store / 'runs'
+
+
+@pytest.mark.e2e
+def test_fingerprints_do_not_depend_on_the_process(tmp_path):
+    things = "dict(b=[1, 2.5, None, True], a='ü', c=dict(z=1e-5, y=np.arange(3.)))"
+    program = f'import numpy as np; from cis_nb.core.store import fingerprint; print(fingerprint({things}))'
+    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    prints = {
+        subprocess.run(
+            [sys.executable, '-c', program],
+            env=os.environ | dict(PYTHONHASHSEED=s, PYTHONPATH=path),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for s in '12'
+    }
+    assert prints == {fingerprint(eval(things))} == {'fdead22e89775cad'}
+
+
+def test_fingerprint_of_a_folder(tmp_path, store):
+    a, b = tmp_path / 'a', tmp_path / 'b'
+    for f in (a, b):
+        (f / 'x').mkdir(parents=True)
+        (f / 'x' / '1').write_text('one')
+        (f / '2').write_text('two')
+    assert fingerprint(a) == fingerprint(b) != fingerprint(str(a))
+    (b / '2').write_text('owt')
+    assert fingerprint(a) != fingerprint(b)
+    run = stored('runs', 'r', {}, lambda f: (f / 'big').write_text('x'))
+    assert fingerprint(run) == fingerprint({'content': manifest(run)['hash']})
+    assert fingerprint(np.array(3.0)) != fingerprint(np.array([3.0]))
+
+
+def test_every_part_of_the_key_counts(store):
+    def nothing(folder):
+        return 1
+
+    def something(folder):
+        return 2
+
+    def asked(kind='k', variant='v', params=dict(a=1), build=nothing, **kw):
+        return stored(kind, variant, params, build, **kw)
+
+    folders = [
+        asked(),
+        asked(kind='l'),
+        asked(variant='w'),
+        asked(params=dict(a=2)),
+        asked(params=dict(a=1.0)),
+        asked(inputs=['abc']),
+        asked(build=something),
+        asked(code=[fingerprint]),
+        asked(code=[finish]),
+    ]
+    assert len(set(folders)) == len(folders)
+    assert asked() == folders[0] and asked(code=[manifest]) == asked(code=[fingerprint])  # two of one module
+    with pytest.raises(TypeError, match='whose code can be read'):
+        asked(code=['cis_nb.core.store'])

@@ -1,0 +1,326 @@
+"Folders of images with captions: layouts, faults, hostile input."
+
+import csv, gzip, io, json, random, tarfile
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from projects import DATA, needs_data
+from cis_nb.data.packed import PhotoPairs, open_photo
+from cis_nb.data.image_folders import Place, Skipped, clean_caption, read_photos, tar_members, with_splits
+from photo_folders import image, write_tar, side_by_side, folder
+
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+flickr = DATA / 'flickr8k'
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+
+
+# ---- layouts
+
+
+def test_every_table_spelling_reads_the_same(tmp_path):
+    want = [(f'{i:03}', [f'a thing, number {i}', f'"{i}" again']) for i in range(4)]
+    lines = [(f'{i:03}.jpg', c) for i in range(4) for c in want[i][1]]
+    buf = io.StringIO()
+    csv.writer(buf).writerows([('image', 'caption'), *lines])
+    as_json = '\n'.join(json.dumps(dict(image=f'{i:03}.jpg', captions=c)) for i, (_, c) in enumerate(want))
+    spellings = {
+        'captions.csv': buf.getvalue(),
+        'captions.txt': '\n'.join(f'{n}#{k % 2}\t{c}' for k, (n, c) in enumerate(lines)),
+        'captions.jsonl': as_json,
+        'captions.jsonl.gz': gzip.compress(as_json.encode()),
+        'metadata.csv': buf.getvalue().replace('image,caption', 'file_name,text'),
+        'captions.csv.bom': '\ufeff' + buf.getvalue(),
+        'captions.csv.crlf': buf.getvalue().replace('\n', '\r\n'),
+    }
+    for k, (name, text) in enumerate(spellings.items()):
+        got = read_photos(folder(tmp_path / str(k), 4, name.removesuffix('.bom').removesuffix('.crlf'), text))
+        assert [(r.key, r.captions) for r in got.table.itertuples()] == want, name
+        assert not got.skipped, name
+
+
+def test_side_by_side_in_folders_and_subfolders(tmp_path):
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'b').mkdir()
+    for d in 'ab':
+        (tmp_path / d / '1.JPG').write_bytes(image(1))
+        (tmp_path / d / '1.txt').write_text('first\n\nsecond\n')
+    got = read_photos(tmp_path)
+    assert (
+        list(got.table.key) == ['a/1', 'b/1']
+        and got.table.captions[0] == ['first', 'second']
+        and got.skipped.counts() == {'empty caption': 2}
+    )
+
+
+def test_coco_with_annotations_folder_and_karpathy_like_names(tmp_path):
+    (tmp_path / 'annotations').mkdir()
+    (tmp_path / 'val2017').mkdir()
+    for i in (3, 4):
+        (tmp_path / 'val2017' / f'{i:012}.jpg').write_bytes(image(i))
+    coco = dict(
+        images=[dict(id=i, file_name=f'{i:012}.jpg') for i in (3, 4, 5)],
+        annotations=[dict(id=i, image_id=i, caption=f'c{i}') for i in (3, 4, 5, 9)],
+    )
+    (tmp_path / 'annotations' / 'captions_val2017.json').write_text(json.dumps(coco))
+    got = read_photos(tmp_path)
+    assert got.layout == 'COCO captions' and len(got.table) == 2
+    assert got.skipped.counts() == {
+        'caption of an image that is not listed': 1,
+        'caption of a photo that is not there': 1,
+    }
+
+
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        ('{"images": 3, "annotations": []}', "field 'images'"),
+        ('[1]', "field 'images'"),
+        ('{', "field 'images'"),
+        ('{"images": []}', "field 'annotations'"),
+    ],
+)
+def test_a_broken_coco_file_is_an_error_with_file_and_field(tmp_path, content, message):
+    folder(tmp_path / 'c', 1, 'captions_val2017.json', content)
+    with pytest.raises(ValueError, match='captions_val2017.json') as e:
+        read_photos(tmp_path / 'c')
+    assert message in str(e.value)
+
+
+def test_nothing_found_says_what_was_looked_for(tmp_path):
+    (tmp_path / 'x.jpg').write_bytes(image())
+    (tmp_path / 'x.json').write_text('{broken')
+    with pytest.raises(ValueError) as e:
+        read_photos(tmp_path)
+    for words in (
+        '1 of them images',
+        'captions_<split>.json',
+        'captions.jsonl',
+        '.tar',
+        'caption file that is no JSON record',
+    ):
+        assert words in str(e.value)
+    with pytest.raises(FileNotFoundError, match='CIS_DATA'):
+        PhotoPairs('no-such-folder-here')
+
+
+def test_utf16_and_broken_gzip_name_the_file(tmp_path):
+    with pytest.raises(ValueError, match='captions.csv: is UTF-16'):
+        read_photos(folder(tmp_path / 'a', 1, 'captions.csv', 'image,caption\n000.jpg,x\n'.encode('utf-16')))
+    with pytest.raises(ValueError, match='captions.jsonl.gz: cannot be unpacked'):
+        read_photos(folder(tmp_path / 'b', 1, 'captions.jsonl.gz', gzip.compress(b'{}' * 99)[:20]))
+
+
+# ---- captions
+
+
+def test_bad_captions_are_counted_by_reason(tmp_path):
+    rows = [
+        dict(image='000.jpg', captions=['good', '', None, 5, ['x'], '\ud800']),
+        dict(image='001.jpg', caption='  '),
+        dict(image=None, caption='lost'),
+        dict(image=7, caption='lost'),
+        dict(caption='lost'),
+        dict(image='002.jpg', split='train', caption='a'),
+        dict(image='002.jpg', split='test', caption='b'),
+        dict(image='003.jpg', split=4, caption='fine'),
+    ]
+    got = read_photos(folder(tmp_path / 'd', 4, 'captions.jsonl', '\n'.join(map(json.dumps, rows))))
+    assert got.skipped.counts() == {
+        'empty caption': 2,
+        'caption that is not text': 3,
+        'caption that is not UTF-8': 1,
+        'caption of a photo that is not there': 3,
+        'caption in a second split': 1,
+        'photo without a caption': 1,
+    }
+    assert list(got.table.key) == ['000', '002', '003']
+
+
+@quick
+@given(st.one_of(st.text(), st.none(), st.integers(), st.binary().map(lambda b: b.decode('utf8', 'surrogateescape'))))
+def test_a_clean_caption_is_text_or_counted(caption):
+    skipped = Skipped()
+    out = clean_caption(caption, 'x', skipped)
+    assert bool(out) != bool(skipped)
+    out.encode()
+    assert out == ' '.join(out.split())
+    assert clean_caption(out, 'x', Skipped()) == out
+
+
+@quick
+@given(
+    data=st.binary(max_size=300),
+    name=st.sampled_from(
+        [
+            'captions.jsonl',
+            'captions.csv',
+            'captions.txt',
+            '000.json',
+            '000.txt',
+            'captions_train2017.json',
+            'captions.jsonl.gz',
+        ]
+    ),
+)
+def test_any_bytes_as_a_caption_file(tmp_path_factory, data, name):
+    root = folder(tmp_path_factory.mktemp('fuzz'), 1, name, data)
+    try:
+        got = read_photos(root)
+    except ValueError as e:
+        assert str(e)
+    else:
+        assert all(c and c.encode() for cs in got.table.captions for c in cs)
+
+
+value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda v: (
+        st.lists(v, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(['image', 'captions', 'caption', 'split', 'id', 'file_name', 'image_id']), v, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@quick
+@given(record=value, images=st.lists(value, max_size=3), notes=st.lists(value, max_size=3))
+def test_any_json_as_a_record(tmp_path_factory, record, images, notes):
+    root = tmp_path_factory.mktemp('json')
+    for k, (name, content) in enumerate(
+        [
+            ('captions.jsonl', record),
+            ('000.json', record),
+            ('captions_val2017.json', dict(images=images, annotations=notes)),
+        ]
+    ):
+        try:
+            read_photos(folder(root / str(k), 1, name, json.dumps(content)))
+        except ValueError as e:
+            assert str(root / str(k)) in str(e)
+
+
+def test_key_collisions_and_ambiguous_names(tmp_path):
+    for d in 'ab':
+        (tmp_path / d).mkdir()
+        (tmp_path / d / '1.jpg').write_bytes(image(1))
+    (tmp_path / '2.jpg').write_bytes(image(2))
+    (tmp_path / '2.png').write_bytes(image(3, fmt='PNG'))
+    (tmp_path / 'captions.csv').write_text('image,caption\n1.jpg,which one?\na/1.jpg,this one\n2.jpg,x\n2.png,y\n')
+    got = read_photos(tmp_path)
+    assert list(got.table.key) == ['2', 'a/1']
+    assert got.skipped.counts() == {
+        'caption of a photo that is not there': 1,
+        'photo without a caption': 1,
+        'second photo of the same key': 1,
+    }
+
+
+def test_the_same_key_in_two_tars(tmp_path):
+    write_tar(tmp_path / 'a.tar', side_by_side(3))
+    write_tar(tmp_path / 'b.tar', side_by_side(3, 2))
+    got = read_photos(tmp_path)
+    assert len(got.table) == 5 and got.skipped.counts() == {'second file of the same name': 2}
+
+
+# ---- tars
+
+
+def test_odd_tar_members_stay_out(tmp_path):
+    with tarfile.open(tmp_path / 'x.tar', 'w') as t:
+        for name, kind, link in [
+            ('/abs.jpg', tarfile.REGTYPE, ''),
+            ('../up.jpg', tarfile.REGTYPE, ''),
+            ('a/../../up.jpg', tarfile.REGTYPE, ''),
+            ('C:\\x.jpg', tarfile.REGTYPE, ''),
+            ('..\\win.jpg', tarfile.REGTYPE, ''),
+            ('link.jpg', tarfile.SYMTYPE, '/etc/passwd'),
+            ('hard.jpg', tarfile.LNKTYPE, '000.jpg'),
+            ('pipe.jpg', tarfile.FIFOTYPE, ''),
+            ('dir', tarfile.DIRTYPE, ''),
+        ]:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, link
+            t.addfile(info)
+        for name, data in side_by_side(2):
+            info = tarfile.TarInfo('./' + name)
+            info.size = len(data)
+            t.addfile(info, io.BytesIO(data))
+    got = read_photos(tmp_path)
+    assert list(got.table.key) == ['000', '001']
+    assert got.skipped.counts() == {'tar member named outside its folder': 5, 'tar member that is not a plain file': 3}
+
+
+def test_a_tar_cut_anywhere_loses_only_what_is_gone_and_says_so(tmp_path):
+    write_tar(tmp_path / 'whole.tar', side_by_side(6))
+    whole, root = (tmp_path / 'whole.tar').read_bytes(), tmp_path / 'cut'
+    root.mkdir()
+    seen = []
+    end = max(p.start + p.size for _, p in tar_members(tmp_path / 'whole.tar', Skipped()))
+    for at in random.Random(0).sample(range(end), 40) + [0, 512, end]:
+        (root / 'x.tar').write_bytes(whole[:at])
+        try:
+            got = read_photos(root)
+        except ValueError as e:
+            assert 'tar cut short or damaged' in str(e)
+            continue
+        seen.append(len(got.table))
+        assert got.skipped.counts()['tar cut short or damaged'] == 1
+        assert list(got.table.key) == [f'{i:03}' for i in range(len(got.table))]
+    assert max(seen) == 6 and min(seen) <= 2
+
+
+@quick
+@given(st.data())
+def test_a_tar_with_flipped_bytes_never_crashes(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp('flip')
+    write_tar(root / 'x.tar', side_by_side(3))
+    raw = bytearray((root / 'x.tar').read_bytes())
+    for _ in range(data.draw(st.integers(1, 6))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    (root / 'x.tar').write_bytes(raw)
+    try:
+        PhotoPairs(root, 'train', 16, workers=1)
+    except ValueError as e:
+        assert str(e)
+
+
+def test_a_compressed_tar_is_named_in_the_error(tmp_path):
+    write_tar(tmp_path / 'x.tar', side_by_side(2))
+    (tmp_path / 'y').mkdir()
+    (tmp_path / 'y' / 'x.tar').write_bytes(gzip.compress((tmp_path / 'x.tar').read_bytes()))
+    with pytest.raises(ValueError, match='have to be unpacked first'):
+        read_photos(tmp_path / 'y')
+
+
+# ---- splits
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(['train', 'dev', 'validation', 'Test', '', ' val ']), min_size=1, max_size=20))
+def test_splits_are_known_names(names):
+    import pandas as pd
+
+    got = with_splits(pd.DataFrame(dict(key=[f'k{i}' for i in range(len(names))], split=names))).split
+    assert set(got) <= {'train', 'val', 'test', 'unassigned'}
+
+
+# ---- real data
+
+
+@needs_data('flickr8k')
+def test_flickr8k_is_read_whole():
+    got = read_photos(flickr)
+    assert got.layout == 'photo and caption file side by side' and not got.skipped
+    assert got.table.split.value_counts().to_dict() == dict(train=6000, val=1000, test=1000, unassigned=91)
+    assert got.table.captions.map(len).sum() == 40455
+    one = got.table[got.table.key == '1000268201_693b08cb0e'].iloc[0]
+    assert one.captions[1] == 'A girl going into a wooden building .' and open_photo(
+        Place(one.file, one.start, one['size']).read()
+    ).size == (144, 144)

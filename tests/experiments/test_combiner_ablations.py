@@ -1,0 +1,185 @@
+"Ablations of the Combiner: what runs share, what must not change, the arithmetic of slopes."
+
+import numpy as np, pandas as pd, pytest, torch
+from safetensors.torch import load_file
+import cis_nb.experiments.combiner_ablations as A
+from cis_nb.retrieval.protocol import RESULT_COLUMNS
+from cis_nb.experiments.comparison import compare, contrast, hits, task_mean
+from cis_nb.backbones.loading import load_backbone, save_backbone
+from cis_nb.methods.combiner import CombinerConfig
+from cis_nb.train import settings
+
+torch.set_num_threads(1)
+SMALL = dict(samples=200, val_samples=20, steps=2, batch_size=16, projection=8, hidden=8, lr=1e-3, device='cpu')
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv('CIS_STORE', str(tmp_path_factory.mktemp('store')))
+        yield
+        A.corpus.cache_clear()
+        A._drawn.cache_clear()
+
+
+@pytest.fixture(scope='module')
+def c(store):
+    return A.corpus('world', 150)
+
+
+@pytest.fixture(scope='module')
+def tiny():
+    return load_backbone('tiny', device='cpu')
+
+
+# ---- slopes and differences
+
+
+def ranks(seed, methods, n=60, seeds=(0,)):
+    "Random answers of several methods to the same queries of two tasks."
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        [
+            dict(
+                method=m,
+                seed=s,
+                draw=0,
+                task=t,
+                query_id=f'{t}{q}',
+                reference=f'r{q // 3}',
+                rank=int(rng.integers(1, 4)),
+            )
+            for m in methods
+            for s in seeds
+            for t in 'ab'
+            for q in range(n)
+        ]
+    )
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_a_slope_is_the_slope_of_the_least_squares_line(seed):
+    x = dict(zip('uvwz', np.random.default_rng(seed).normal(size=4)))
+    t = ranks(seed, x, seeds=(0, 1))
+    found = contrast(t, A.slope(x), seed=seed)
+    line = np.polyfit(list(x.values()), [task_mean(hits(t)[m]) for m in x], 1)[0]
+    assert found['diff'] == pytest.approx(line) and found['low'] <= found['diff'] <= found['high']
+    assert sum(A.slope(x).values()) == pytest.approx(0)
+
+
+def test_two_methods_make_the_difference_that_the_book_knows():
+    t = ranks(3, 'uv')
+    assert {k: contrast(t, dict(u=1, v=-1))[k] for k in ('diff', 'low', 'high', 'n')} == pytest.approx(
+        {k: compare(t, 'u', 'v')[k] for k in ('diff', 'low', 'high', 'n')}
+    )
+
+
+def test_families_are_drawn_whole():
+    t = ranks(4, 'uv', n=300).assign(reference='one')
+    assert [contrast(t, dict(u=1, v=-1))[k] for k in ('low', 'high')] == [
+        -100,
+        100,
+    ]  # one reference says nothing about others
+    wide, narrow = (contrast(ranks(4, 'uv', n=300), dict(u=1, v=-1), families=f) for f in (True, False))
+    assert wide['diff'] == narrow['diff'] and wide['low'] != narrow['low']
+
+
+def test_no_slope_without_a_distance():
+    with pytest.raises(ValueError, match='stand at the same place'):
+        A.slope(dict(u=2.0, v=2.0))
+
+
+def test_methods_with_different_queries_are_refused():
+    t = ranks(5, 'uv')
+    with pytest.raises(ValueError, match='same queries'):
+        contrast(t.drop(0), dict(u=1, v=-1))
+
+
+def test_effects_are_result_rows(tiny):
+    rows = A.effects(dict(slope=dict(diff=1.0, low=0.5, high=2.0, n=9)), 'tiny', [])
+    assert list(rows) == RESULT_COLUMNS and rows.metric.tolist() == ['effect'] and rows.value.tolist() == [1.0]
+
+
+# ---- the published recipe and the paper's table
+
+
+def test_all_steps_back_are_the_published_recipe():
+    usual, ours = CombinerConfig(), settings(A.OURS)
+    assert A.PUBLISHED == {k: getattr(usual, k) for k in A.PUBLISHED}
+    assert all(getattr(ours, k) != v for k, v in A.PUBLISHED.items())
+
+
+def test_the_papers_table_has_six_rows():
+    assert A.paper_ablations().index.is_unique and len(A.paper_ablations()) == 6
+
+
+# ---- triplets
+
+
+@pytest.mark.parametrize(
+    'change',
+    [{}, dict(filter='none'), dict(partner='random'), dict(captions='first'), dict(attributes=False), dict(seed=3)],
+)
+def test_a_small_set_is_the_beginning_of_a_large_one(c, change):
+    p = settings(A.OURS | dict(samples=300) | change)
+    assert A.sampled_triplets(c, p.model_copy(update=dict(samples=75))).equals(A.sampled_triplets(c, p).head(75))
+
+
+def test_first_captions_are_one_per_photograph(c):
+    first = A.relations_for(c, 'first', True)
+    assert first.groupby('image').caption.nunique().max() == 1 and set(first.split) == {'train'}
+
+
+# ---- runs
+
+
+def test_the_same_question_is_the_same_run(c, tiny):
+    run = A.train_variant(c, SMALL, tiny)
+    assert A.train_variant(c, SMALL, tiny) == run and A.train_variant(c, SMALL | dict(device='auto'), tiny) == run
+    assert (
+        len(
+            {
+                run,
+                A.train_variant(c, SMALL | dict(seed=1), tiny),
+                A.train_variant(c, SMALL | dict(partner='random'), tiny),
+                A.train_variant(c, SMALL, tiny, after=run),
+            }
+        )
+        == 4
+    )
+
+
+def test_a_run_goes_on_from_another(c, tiny):
+    run = A.train_variant(c, SMALL, tiny)
+    still = A.train_variant(c, SMALL | dict(lr=0.0, seed=5), tiny, after=run)
+    before, now = (load_file(r / 'combiner.safetensors') for r in (run, still))
+    assert all(torch.equal(before[k], now[k]) for k in before)
+
+
+@pytest.mark.parametrize('tune, kept', [('text', 'visual'), ('image', 'transformer')])
+def test_the_half_at_rest_keeps_every_bit(c, tiny, tune, kept):
+    "The features of pictures are used again where only the words' half has trained."
+    before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
+    run = A.train_variant(c, SMALL | dict(tune=tune, batch_size=8), tiny, after=A.train_variant(c, SMALL, tiny))
+    now = load_backbone('tiny', str(run), device='cpu').model.state_dict()
+    same = {k: torch.equal(v, now[k]) for k, v in before.items()}
+    assert all(v for k, v in same.items() if k.split('.')[0] == kept) and not all(same.values())
+    assert all(
+        torch.equal(v, tiny.model.state_dict()[k]) for k, v in before.items()
+    )  # the backbone handed in is untouched
+
+
+# ---- the small siblings of tiny
+
+
+@pytest.mark.parametrize('name, W', [('tiny_s', 64), ('tiny_xs', 32)])
+def test_small_backbones(name, W, tmp_path):
+    b = load_backbone(name, 'none', device='cpu')
+    assert (b.D, b.W, b.image_size, b.context) == (160, W, 64, 32)
+    save_backbone(b, tmp_path / 'run')
+    assert (
+        load_backbone(name, str(tmp_path / 'run'), device='cpu', golden=True).record['parameters']
+        == b.record['parameters']
+    )
+    with pytest.raises(ValueError, match=f'holds weights of {name}, not of tiny'):
+        load_backbone('tiny', str(tmp_path / 'run'))

@@ -1,0 +1,101 @@
+"Pic2Word and SEARLE: resumed trainings, keys of runs, pseudo-words of another backbone."
+
+import numpy as np, pytest, torch
+from cis_nb.methods import searle as S
+from cis_nb import api
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.core.code import import_closure
+from cis_nb.methods.pic2word import Pic2Word
+from cis_nb.methods.pseudo_words import Mapper, load_pseudo_word, save_phi
+from cis_nb.train import make_objective, settings as params_of
+from cis_nb.training.loop import train
+
+torch.set_num_threads(1)
+tiny = load_backbone('tiny', device='cpu')
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    return tmp_path
+
+
+# ---- runs
+
+
+@pytest.mark.parametrize(
+    'name, more',
+    [
+        ('pic2word', {}),
+        ('searle', dict(phrases=2, search_steps=2, num_concepts_inversion=3, num_concepts_distillation=5, width=64)),
+    ],
+)
+def test_training_is_the_same_after_a_stop(store, name, more):
+    p = params_of(
+        dict(
+            method=name,
+            steps=6,
+            batch_size=16,
+            lr=1e-3,
+            warmup=0,
+            photos=60,
+            cirr=30,
+            eval_every=2,
+            log_every=1,
+            **more,
+        )
+    )
+    loop = {k: getattr(p, k) for k in ('steps', 'batch_size', 'lr', 'eval_every', 'log_every', 'seed')}
+    train(make_objective(p), store / 'whole', **loop)
+    o, calls = make_objective(p), []
+    real = o.loss
+
+    def dies(batch):
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return real(batch)
+
+    o.loss = dies
+    with pytest.raises(KeyboardInterrupt):
+        train(o, store / 'killed', **loop)
+    train(make_objective(p), store / 'killed', **loop)
+    one, two = (load_pseudo_word(store / f, 'cpu', tiny).phi.state_dict() for f in ('whole', 'killed'))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    plugin = api.get('method', name)
+    assert len(plugin.inputs(tiny, p)) >= 2
+    assert 'cis_nb.methods.pseudo_words' in import_closure([type(plugin).__module__])
+
+
+@pytest.mark.parametrize('name', ['lincir', 'pic2word', 'searle'])
+def test_what_a_run_is_called_costs_no_look_at_a_picture(store, monkeypatch, name):
+    p = params_of(dict(method=name, photos=60, cirr=30))
+
+    def never(*a, **kw):
+        raise AssertionError('the name of a run was to be asked for, and something was computed')
+
+    for f in ('encode_image', 'encode_text', 'encode_ids'):
+        monkeypatch.setattr(tiny, f, never)
+    monkeypatch.setattr(S, 'phrase_generator', never)
+    inputs = api.get('method', name).inputs
+    one = inputs(tiny, p)[0]
+    assert one == inputs(tiny, p)[0]
+    assert one != inputs(tiny, p.model_copy(update=dict(photos=61)))[0]
+
+
+def test_the_word_of_another_backbone_is_refused(tmp_path):
+    o = Pic2Word(tiny, Mapper(tiny.D, tiny.W), np.zeros((4, tiny.D), np.float32), {})
+    save_phi(tmp_path, o.method())
+    other = load_backbone('tiny', 'none', device='cpu')
+    with pytest.raises(ValueError, match=tiny.fingerprint) as e:
+        load_pseudo_word(tmp_path, 'cpu', other)
+    assert other.fingerprint in str(e.value)
+
+
+@pytest.mark.parametrize('corpus, words', [('world + world', 'has no images'), ('captions.txt', 'has no images')])
+def test_words_from_pictures_need_pictures(store, monkeypatch, corpus, words):
+    (store / 'captions.txt').write_text('a red boat\n' * 40)
+    monkeypatch.chdir(store)
+    with pytest.raises(ValueError, match=words):
+        given = dict(method='lincir', supervision='image', corpus=corpus, parser='world', photos=60, cirr=30)
+        make_objective(params_of(given))

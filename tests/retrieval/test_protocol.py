@@ -1,0 +1,233 @@
+"Evaluation and protocols against a slow reference."
+
+import json, os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from cis_nb.methods.baselines import FusionMethod
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Protocol, Task, evaluate, reachable
+from cis_nb.retrieval.metrics import map_at_k, ranks, recall_at_k
+from slow_metrics import slow_ranks, slow_ap
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        dict(gallery='x'),
+        dict(prompt='a {condition}'),
+        dict(caption='joined'),
+        dict(reference='kept'),
+        dict(split='test'),
+        dict(crop='c'),
+        dict(coverage=0.5),
+        dict(extra='e'),
+    ],
+)
+def test_every_word_of_a_protocol_counts(change):
+    p = Protocol('b')
+    q = replace(p, **change)
+    assert p.hash != q.hash and q.id in str(q) and replace(q, **{k: getattr(p, k) for k in change}) == p
+    assert ('partial' in str(q)) == ('coverage' in change)
+
+
+# --- evaluation with a backbone made of vectors
+
+
+def world(n_images=40, Q=25, D=6, seed=0, own=True, n_targets=1, **protocol):
+    r = np.random.default_rng(seed)
+    ids = [f'i{j}' for j in range(n_images)]
+    vectors = dict(zip(ids, r.normal(size=(n_images, D)).astype(np.float32)))
+    texts = {f'c{j}': r.normal(size=D).astype(np.float32) for j in range(5)}
+    rows = []
+    for q in range(Q):
+        some = [str(i) for i in r.choice(ids, 11 + n_targets, replace=False)]
+        rows.append(
+            dict(
+                query_id=f'q{q}',
+                reference=some[0],
+                condition=f'c{r.integers(5)}',
+                targets=some[1 : 1 + n_targets],
+                gallery=some[1:] if own else None,
+            )
+        )
+    bench = Task(
+        'b',
+        't',
+        pd.DataFrame(rows),
+        lambda i: Image.new('RGB', (4, 4)),
+        Protocol('b/t', **protocol),
+        shared_gallery=None if own else ids,
+    )
+    return bench, Vectors(vectors, texts), vectors, texts
+
+
+class Vectors:
+    "A backbone that knows the features of images and texts; images in `lost` cannot be read."
+
+    name, D = 'vectors', 6
+
+    def __init__(self, vectors, texts, lost=()):
+        self.vectors, self.texts, self.lost, self.encoded = vectors, texts, lost, []
+
+    def encode_text(self, texts):
+        return torch.tensor(np.stack([self.texts[t] for t in texts]))
+
+    def features(self, images):
+        ids = [i for i in images.ids if i not in self.lost]
+        self.encoded += ids
+        array = np.stack([self.vectors[i] for i in ids])
+        return SimpleNamespace(array=array, index={i: j for j, i in enumerate(ids)})
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def method(fuse, backbone):
+    return FusionMethod(name='m', fuse=fuse, backbone=backbone)
+
+
+def add(ref, cond):
+    return ref + cond
+
+
+def image(ref, cond):
+    return ref
+
+
+def text(ref, cond):
+    return cond
+
+
+@pytest.mark.parametrize('own', [True, False])
+@pytest.mark.parametrize('reference', ['kept', 'removed'])
+@pytest.mark.parametrize('n_targets', [1, 3])
+def test_evaluate_equals_one_query_at_a_time(own, reference, n_targets):
+    bench, backbone, vectors, texts = world(own=own, n_targets=n_targets, reference=reference)
+    per_query, rows = evaluate(method(add, backbone), bench, ks=(1, 3))
+    assert sorted(backbone.encoded) == sorted(set(backbone.encoded))
+    for r, got in zip(bench.queries.itertuples(), per_query.itertuples()):
+        gallery = [
+            g for g in (r.gallery if own else bench.shared_gallery) if not (reference == 'removed' and g == r.reference)
+        ]
+        s = [unit(vectors[g]) @ (vectors[r.reference] + texts[r.condition]) for g in gallery]
+        slow = slow_ranks(s, [gallery.index(t) for t in r.targets], [True] * len(s))
+        assert got.ranks == slow and got.rank == min(slow) and got.gallery_size == len(gallery)
+        assert got.top[0] == gallery[int(np.argmax(s))]
+    assert list(rows.columns) == RESULT_COLUMNS
+    assert rows.value[0] == pytest.approx(100 * (per_query['rank'] == 1).mean())
+    assert rows.n[0] == len(bench) and rows.protocol[0] == bench.protocol.id
+
+
+def test_excluded_images_cannot_be_found():
+    bench, backbone, *_ = world(own=False)
+    first = evaluate(method(image, backbone), bench, ks=(1,))[0]
+    assert all(t[0] == r for t, r in zip(first.top, first.reference))
+    q = bench.queries.assign(excluded=[[r] for r in bench.queries.reference])
+    again = evaluate(method(image, backbone), replace(bench, queries=q), ks=(1,))[0]
+    assert all(r not in t for t, r in zip(again.top, again.reference)) and set(again.gallery_size) == {39}
+
+
+def test_queries_without_a_reference():
+    bench, backbone, *_ = world(own=False)
+    q = bench.queries.assign(reference=None)
+    bench = replace(bench, queries=q, images=None, source=None)
+    by_text, by_image = (evaluate(method(fuse, backbone), bench)[0] for fuse in (text, image))
+    assert set(by_image['rank']) == {40} and by_text['rank'].min() < 10
+
+
+def test_unreadable_images_make_it_partial():
+    bench, backbone, *_ = world()
+    backbone.lost = ('i3',)
+    per_query, rows = evaluate(method(add, backbone), bench)
+    touched = ['i3' in (r.reference, *r.targets, *r.gallery) for r in bench.queries.itertuples()]
+    assert len(per_query) == len(bench) - sum(touched) == rows.n[0] and rows.protocol[0] != bench.protocol.id
+    part = bench.restrict([i for i in bench.images if i != 'i3'])
+    assert (
+        part.protocol.coverage == pytest.approx(1 - 1 / len(bench.images))
+        and f'{sum(touched)} of 25 queries left out' in part.protocol.extra
+    )
+
+
+def test_a_gallery_smaller_than_k():
+    bench, backbone, *_ = world()
+    with pytest.raises(ValueError, match='a gallery of 11 has no R@12'):
+        evaluate(method(image, backbone), bench, ks=(1, 12))
+
+
+def test_nan_features_name_the_query():
+    bench, backbone, vectors, *_ = world()
+    vectors[bench.queries.targets[0][0]][:] = np.nan
+    with pytest.raises(ValueError, match='query q0'):
+        evaluate(method(image, backbone), bench)
+
+
+def test_tables_that_cannot_be_ranked():
+    bench, *_ = world()
+    q = bench.queries
+    for bad, text in (
+        (pd.concat([q, q]), 'used twice'),
+        (q.assign(condition=[None] * 25), 'condition is not text'),
+        (q.assign(targets=[[]] * 25), 'has no target'),
+        (q.assign(targets=[['nowhere']] * 25), 'not in the gallery'),
+    ):
+        with pytest.raises(ValueError, match=text):
+            replace(bench, queries=bad)
+    kept, gone = reachable(q.assign(targets=[['nowhere']] + list(q.targets[1:])))
+    assert gone == ['q0'] and len(kept) == 24
+
+
+def test_large_shared_galleries_are_scored_in_blocks(monkeypatch):
+    import cis_nb.retrieval.protocol as m
+
+    bench, backbone, *_ = world(own=False)
+    whole = evaluate(method(add, backbone), bench)[0]
+    monkeypatch.setattr(m._shared_gallery, '__defaults__', (100,))
+    assert evaluate(method(add, backbone), bench)[0].ranks.tolist() == whole.ranks.tolist()
+
+
+@pytest.mark.data
+def test_circo_example_submission():
+    root = os.environ.get('CIS_DATA')
+    if not root or not (Path(root) / 'circo').is_dir():
+        pytest.skip('CIRCO annotations are not here (set CIS_DATA)')
+    gt = json.loads((Path(root) / 'circo/annotations/val.json').read_text())
+    sub = json.loads((Path(root) / 'circo/submission_examples/submission_val.json').read_text())
+    assert len(gt) == 220
+    P = max(len(g['gt_img_ids']) for g in gt)
+    # the score of a submitted list falls by rank; targets that are not in it stand behind it
+    ids = [sub[str(g['id'])] for g in gt]
+    cols = [list(dict.fromkeys(l + g['gt_img_ids'])) for l, g in zip(ids, gt)]
+    G = max(map(len, cols))
+    S = np.tile(-np.arange(G, dtype=float), (len(gt), 1))
+    valid = np.array([[j < len(c) for j in range(G)] for c in cols])
+    T = np.array([[c.index(t) for t in g['gt_img_ids']] + [-1] * (P - len(g['gt_img_ids'])) for c, g in zip(cols, gt)])
+    R = ranks(S, T, valid)
+    for k in (5, 10, 25, 50):
+        slow = [slow_ap([i in g['gt_img_ids'] for i in l], len(g['gt_img_ids']), k) for l, g in zip(ids, gt)]
+        assert np.allclose(map_at_k(R, k), slow)
+        assert np.allclose(recall_at_k(R[:, :1], k), [g['target_img_id'] in l[:k] for l, g in zip(ids, gt)])
+    print({k: round(100 * map_at_k(R, k).mean(), 2) for k in (5, 10, 25, 50)})
+
+
+def test_a_list_is_in_the_order_of_its_scores_with_targets_last_among_equals():
+    import cis_nb.retrieval.protocol as m
+
+    rng = np.random.default_rng(3)
+    for n, keep in [(7, 3), (7, 50), (40, 10), (40, 40)]:
+        S, T = (
+            rng.integers(0, 6, (30, n)).astype(np.float32),
+            np.where(rng.random((30, 2)) < 0.7, rng.integers(0, n, (30, 2)), -1),
+        )
+        T[:, 0], T[:, 1] = np.abs(T[:, 0]), np.where(T[:, 1] == T[:, 0], -1, T[:, 1])
+        valid = rng.random((30, n)) < 0.9
+        for q, top in enumerate(m._top(S, T, valid, keep)):
+            slow = sorted(range(n), key=lambda j: (not valid[q, j], -S[q, j], j in T[q], j))
+            assert [j for j in top if valid[q, j]] == [j for j in slow if valid[q, j]][:keep]

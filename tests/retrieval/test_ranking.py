@@ -1,0 +1,260 @@
+"Ranking in chunks equals the definition, tie by tie, however the gallery is cut."
+
+import subprocess, sys
+import numpy as np, pytest, torch
+from hypothesis import given, settings, strategies as st
+from cis_nb.retrieval import ranking
+from cis_nb.retrieval.metrics import ranks
+from cis_nb.retrieval.ranking import build_search_index, cosine_scores, rank_gallery, ranking_rates, search_index
+
+DEVICES = ['cpu', *(['cuda'] if torch.cuda.is_available() else [])]
+
+
+def dot_scores(q, gallery):
+    return q @ gallery.T
+
+
+def slow_top(scores, targets, valid, k):
+    "The best k candidates of one query: of equal scores the targets last, the others by column."
+    order = sorted(np.flatnonzero(valid).tolist(), key=lambda c: (-scores[c], c in targets, c))
+    return (order + [-1] * k)[:k]
+
+
+def assert_equals_definition(result, scores, targets, excluded, k, mask=None):
+    valid = np.ones(scores.shape, bool) if mask is None else np.tile(mask, (len(scores), 1))
+    for v, out in zip(valid, excluded):
+        v[list(out)] = False
+    assert result.ranks.tolist() == ranks(scores, targets, valid).tolist()
+    top = [slow_top(s, set(t[t >= 0].tolist()), v, k) for s, t, v in zip(scores, targets, valid)]
+    assert result.top.tolist() == top
+    kept = np.where(result.top < 0, -np.inf, np.take_along_axis(scores, np.maximum(result.top, 0), 1))
+    assert (result.scores == kept.astype(np.float32)).all() and result.scores.dtype == np.float32
+    assert result.candidates.tolist() == valid.sum(1).tolist()
+
+
+def random_case(seed, levels):
+    "Integers multiply without rounding, and tie: queries, gallery, targets, excluded columns."
+    r = np.random.default_rng(seed)
+    Q, N, D = r.integers(1, 12), r.integers(2, 200), r.integers(1, 4)
+    q, g = (torch.from_numpy(r.integers(-levels, levels + 1, (n, D)).astype(np.float32)) for n in (Q, N))
+    targets, excluded = np.full((Q, 5), -1), []
+    for row in targets:
+        columns = r.permutation(N)
+        few = r.integers(1, min(N, 5) + 1)
+        row[r.permutation(5)[:few]] = columns[:few]  # pads may be anywhere
+        excluded.append(columns[few : few + r.integers(0, 4)].tolist() * r.integers(1, 3))  # some are named twice
+    return q, g, targets, excluded
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 10**6), st.sampled_from([0, 1, 3]), st.integers(1, 230), st.integers(1, 80), st.sampled_from(DEVICES)
+)
+def test_equals_the_definition_in_any_chunks(seed, levels, chunk, k, device):
+    q, g, targets, excluded = random_case(seed, levels)
+    result = rank_gallery(q, g, targets, excluded, k, dot_scores, chunk, device)
+    assert_equals_definition(result, (q @ g.T).numpy(), targets, excluded, k)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 230), st.integers(1, 60), st.sampled_from(DEVICES))
+def test_subsets_are_rankings_of_smaller_galleries(seed, chunk, k, device):
+    q, g, targets, excluded = random_case(seed, 2)
+    r = np.random.default_rng(seed)
+    masks = {f'{share}': r.random(len(g)) < share for share in (0, 0.1, 0.7, 1)}
+    masks['start'] = np.arange(len(g)) < len(g) // 3
+    for mask in masks.values():
+        mask[targets[targets >= 0]] = True
+    result = rank_gallery(q, g, targets, excluded, k, dot_scores, chunk, device, masks)
+    assert list(result) == list(masks)
+    for name, mask in masks.items():
+        assert_equals_definition(result[name], (q @ g.T).numpy(), targets, excluded, k, mask)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 150), st.sampled_from([3, 8, 64, 100, 512]), st.sampled_from(DEVICES))
+def test_copies_of_a_target_tie_wherever_they_are(seed, chunk, D, device):
+    r = np.random.default_rng(seed)
+    N, Q = int(r.integers(20, 400)), int(r.integers(1, 40))
+    g = r.normal(size=(N, D)).astype(r.choice(['float16', 'float32']))
+    target, *copies = r.permutation(N)[: r.integers(2, 12)].tolist()
+    g[copies] = g[target]
+    q = torch.from_numpy(g[[target] * Q].astype(np.float32) + 0.01 * r.normal(size=(Q, D)).astype(np.float32))
+    found = rank_gallery(q, g, [target] * Q, k=len(copies) + 1, chunk=chunk, device=device)
+    first = len(copies) + 1 if D > 3 else found.ranks[0, 0]  # in few dimensions others may be nearer
+    assert (found.ranks[:, 0] >= len(copies) + 1).all() and found.ranks[0, 0] == first
+    again = rank_gallery(q, g, [target] * Q, excluded=[copies] * Q, chunk=chunk, device=device)
+    assert (found.ranks - again.ranks == len(copies)).all() and (again.candidates == N - len(copies)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 100))
+def test_scores_that_depend_on_the_place_in_a_chunk_are_ranked_as_they_are_met(seed, chunk):
+    q, g, targets, excluded = random_case(seed, 2)
+    width = min(chunk, len(g))
+
+    def uneven(q, gallery):
+        return q @ gallery.T + 0.25 * (torch.arange(len(gallery)) % 5)
+
+    met = q @ g.T + 0.25 * (torch.arange(len(g)) % width % 5)
+    result = rank_gallery(q, g, targets, excluded, 9, uneven, chunk, 'cpu')
+    assert_equals_definition(result, met.numpy(), targets, excluded, 9)
+
+
+def test_blocks_of_queries_change_nothing(monkeypatch):
+    q, g = torch.randn(70, 16), torch.randn(500, 16)
+    targets = np.stack([np.random.default_rng(i).permutation(500)[:3] for i in range(70)])
+    whole = rank_gallery(q, g, targets, k=20, device='cpu')
+    monkeypatch.setattr(ranking, '_block_shape', lambda Q, N, D, device, chunk: (9, 64))
+    parts = rank_gallery(q, g, targets, k=20, device='cpu')
+    assert (whole.ranks == parts.ranks).all() and (whole.top == parts.top).all()
+    assert (parts.ranks == ranks(cosine_scores(q, g).numpy(), targets)).all()
+
+
+class Watched:
+    "A gallery that says what is read of it."
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.reads = array, array.shape, array.dtype, []
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, which):
+        self.reads.append(len(self.array[which]))
+        return self.array[which]
+
+
+def test_each_chunk_is_read_once_and_targets_before(tmp_path):
+    array = np.memmap(tmp_path / 'g', 'float16', 'w+', shape=(1000, 8))
+    array[:] = np.random.default_rng(0).normal(size=array.shape)
+    before, q = array.copy(), torch.randn(30, 8)
+    watched = Watched(np.memmap(tmp_path / 'g', 'float16', 'r', shape=(1000, 8)))
+    result = rank_gallery(q, watched, np.arange(30) % 20, chunk=128, device='cpu')
+    assert watched.reads == [20, *[128] * 7, 104]
+    whole = Watched(array)
+    assert (rank_gallery(q, whole, np.arange(30) % 20, device='cpu').ranks == result.ranks).all()
+    assert whole.reads == [1000] and (array == before).all()  # one chunk, one product; the gallery is only read
+
+
+def test_a_score_is_asked_once_for_each_block():
+    calls = []
+
+    def counting(q, gallery):
+        calls.append((len(q), len(gallery)))
+        return q @ gallery.T
+
+    q, g = torch.randn(10, 4), torch.randn(300, 4)
+    rank_gallery(q, g, np.arange(10), score=counting, chunk=100, device='cpu')
+    assert calls == [(10, 128)] * 4  # targets, then three chunks, all of one shape
+    calls.clear()
+    rank_gallery(q, g, np.arange(10), score=counting, device='cpu')
+    assert calls == [(10, 320)]
+
+
+def test_a_score_may_return_a_tensor_that_it_keeps():
+    q, g = torch.randn(5, 4), torch.randn(64, 4)
+    kept = (q @ g.T).double()
+    result = rank_gallery(q, g, np.arange(5), [[9]] * 5, score=lambda q, g: kept, device='cpu')
+    assert torch.isfinite(kept).all()
+    assert_equals_definition(result, kept.float().numpy(), np.arange(5)[:, None], [[9]] * 5, 50)
+
+
+@pytest.mark.parametrize(
+    'targets, options, message',
+    [
+        ([[0], [-1]], {}, 'query b has no target'),
+        ([[0], [30]], {}, 'query b: a target has column 30 of a gallery of 30'),
+        ([0, 3], dict(excluded=[[], [3]]), 'query b: a target is not among the candidates'),
+        ([0, 3], dict(excluded=[[-2], []]), 'query a: excluded column -2'),
+        ([0, 3], dict(excluded=[[]]), '1 lists for 2 queries'),
+        (
+            [0, 3],
+            dict(subsets=dict(few=np.arange(30) < 3)),
+            "query b: its target, column 3, is not in the subset 'few'",
+        ),
+        ([0, 3], dict(subsets=dict(few=np.arange(30))), r'allowed: a boolean mask of shape \(30,\)'),
+        ([0, 3], dict(k=0), 'k ≥ 1'),
+        ([0, 3, 4], {}, r'targets \(3, 1\)'),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused_by_name(targets, options, message):
+    q, g = torch.randn(2, 4), torch.randn(30, 4)
+    with pytest.raises(ValueError, match=message):
+        rank_gallery(q, g, targets, chunk=8, names=['a', 'b'], **options)
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('column', [0, 17, 29])
+@pytest.mark.parametrize('chunk', [8, 30])
+def test_scores_that_are_not_finite_are_refused_unless_excluded(value, column, chunk):
+    q, g = torch.ones(2, 1), torch.arange(30.0)[:, None]
+
+    def broken(q, gallery):
+        return torch.where(gallery.T == column, torch.tensor([[0.0], [value]]), q @ gallery.T)
+
+    with pytest.raises(ValueError, match=f'query b: the score of candidate {column} is {value}'):
+        rank_gallery(q, g, [5, 5], score=broken, chunk=chunk, names=['a', 'b'], device='cpu')
+    found = rank_gallery(q, g, [5, 5], [[], [column]], score=broken, chunk=chunk, device='cpu')
+    assert found.candidates.tolist() == [30, 29]
+
+
+def test_large_scores_are_not_taken_for_infinite_ones():
+    q, g = torch.full((2, 1), 1e38), torch.ones(100, 1)  # their sum is infinite
+    assert rank_gallery(q, g, [5, 5], score=dot_scores).ranks.tolist() == [[100], [100]]
+
+
+def test_no_queries_give_no_rankings():
+    none = rank_gallery(torch.randn(0, 4), torch.randn(30, 4), np.zeros((0, 2)), k=3, chunk=8)
+    assert (none.ranks.shape, none.top.shape, none.scores.shape, none.candidates.shape) == (
+        (0, 2),
+        (0, 3),
+        (0, 3),
+        (0,),
+    )
+
+
+def test_a_random_score_is_refused_in_chunks():
+    def luck(q, gallery):
+        return torch.rand(len(q), len(gallery))
+
+    with pytest.raises(RuntimeError, match='a score must depend on the query and the image alone'):
+        rank_gallery(torch.randn(3, 2), torch.randn(50, 2), [1, 2, 3], score=luck, chunk=10, device='cpu')
+
+
+def test_memory_is_that_of_a_chunk_and_not_of_the_table():
+    code = '''
+import numpy as np, torch
+from cis_nb.retrieval.ranking import _peak_bytes, rank_gallery
+torch.set_num_threads(1)
+g, q = np.random.default_rng(0).standard_normal((400_000, 16), dtype=np.float32), torch.randn(1000, 16)
+rank_gallery(q[:2], g[:100], [0, 0], device='cpu')
+before = _peak_bytes()
+rank_gallery(q, g, np.arange(1000), device='cpu')
+print(_peak_bytes() - before)
+'''
+    grown = int(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
+    assert grown < 4 * 1000 * 400_000 / 3  # the table of scores would have 1.6 GB
+
+
+def test_rates_are_those_of_the_sizes_that_were_asked_for():
+    rates = ranking_rates(queries=20, images=500, dim=8, k=5, faiss_images=300, threads=1)
+    assert rates.images.tolist()[1:] == [500, 300] and (rates.seconds > 0).all() and rates.share[0] == 1
+    assert (rates.peak_bytes.dropna() > 2**24).all()
+    assert rates.gflops[1] == pytest.approx(2e-9 * 20 * 8 * 500 / rates.seconds[1])
+
+
+@pytest.mark.parametrize('kind', ['flat', 'ivf', 'hnsw'])
+def test_indexes_are_kept_on_disk_and_find_what_the_exact_ranking_finds(kind, tmp_path):
+    r = np.random.default_rng(0)
+    g = r.normal(size=(2000, 16)).astype(np.float16)
+    q = torch.from_numpy(g[:50].astype(np.float32) + 0.1 * r.normal(size=(50, 16)).astype(np.float32))
+    folder = build_search_index(kind, g, tmp_path / kind)
+    columns, scores = search_index(folder, q, 5)
+    assert columns.shape == (50, 5) and (columns[:, 0] == np.arange(50)).mean() > 0.9
+    exact = rank_gallery(q, g, np.arange(50), k=5, device='cpu')
+    if kind == 'flat':
+        assert (columns == exact.top).all() and np.allclose(scores, exact.scores, atol=1e-5)
+    assert sorted(p.name for p in folder.iterdir()) == ['index.faiss', 'index.json']
+    build_search_index(kind, g[:40], folder)  # built anew
+    assert search_index(folder, q, 50)[0].max() < 40

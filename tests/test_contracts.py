@@ -1,0 +1,130 @@
+"What is registered keeps the contracts of `cis_nb.api`: methods train, load and rank; benchmarks ask and aggregate."
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cis_nb import api
+from cis_nb.benchmarks.genecis_construction import Rules
+from cis_nb.data.image_sources import ImageSource
+from cis_nb.methods.baselines import method
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark
+from cis_nb.train import load_method, make_objective, settings, train_or_load
+
+# small values of the parameters that a configuration may have
+SMALL = dict(
+    steps=1,
+    batch_size=4,
+    samples=40,
+    val_samples=8,
+    eval_every=0,
+    photos=30,
+    cirr=36,
+    width=16,
+    projection=8,
+    hidden=8,
+    search_steps=2,
+    phrases=2,
+    num_concepts_inversion=2,
+    num_concepts_distillation=4,
+    num_inverted_images=6,
+    device='cpu',
+    dtype='float32',
+)
+# small versions of the world's benchmarks, and cut-offs for their galleries
+OPTIONS = dict(
+    genecis=dict(size=150, n=4, rules=Rules(min_categories=6, min_shared=4)),
+    cirr=dict(size=36, ks=(1, 3)),
+    circo=dict(size=16, ks=(1, 5)),
+    fashioniq=dict(size=10, ks=(1, 3)),
+    mit_states=dict(size=1),
+    domain_conversion=dict(size=1, ks=(1, 5)),
+    object_composition=dict(size=16),
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def store(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv('CIS_STORE', str(tmp_path_factory.mktemp('store')))
+        yield
+
+
+class MadeUp:
+    "A backbone whose features are drawn by the id of an image or by a text."
+
+    name = fingerprint = 'made-up'
+
+    def draw(self, word):
+        return np.random.default_rng([*str(word).encode()]).normal(size=8).astype(np.float32)
+
+    def features(self, images):
+        array = np.stack([self.draw(i) for i in images.ids])
+        return SimpleNamespace(array=array, index={i: j for j, i in enumerate(images.ids)})
+
+    def encode_text(self, texts):
+        return torch.tensor(np.stack([self.draw(t) for t in texts]))
+
+
+def images(n=3):
+    "Images of one colour each."
+
+    def load(i):
+        return Image.new('RGB', (32, 32), (80 * int(i), 40, 200))
+
+    return ImageSource([str(i) for i in range(n)], load, 'contracts')
+
+
+@pytest.mark.parametrize('name', api.names('method'))
+def test_a_configuration_says_what_every_parameter_is(name):
+    plugin = api.get('method', name)
+    assert plugin.name == name and plugin.title and issubclass(plugin.Config, api.TrainingConfig)
+    assert [k for k, _, help in api.config_rows(plugin.Config()) if not help] == []
+    with pytest.raises(ValueError, match='unknown parameter .stepz.; did you mean .steps.'):
+        api.configure(plugin.Config, dict(stepz=3))
+
+
+@pytest.mark.parametrize('name', api.names('method'))
+def test_a_method_trains_is_loaded_and_scores(name):
+    fields = api.get('method', name).Config.model_fields
+    config = settings({k: v for k, v in SMALL.items() if k in fields} | dict(method=name))
+    objective = make_objective(config)
+    assert isinstance(objective, api.Objective) and len(objective.data) > 0
+    assert any(p.requires_grad for m in objective.modules.values() for p in m.parameters())
+    run = train_or_load(config)
+    assert (run / 'history.csv').is_file() and train_or_load(config) == run
+    m, source = load_method(run, 'cpu'), images()
+    assert isinstance(m, api.Method) and m.fingerprint == load_method(run, 'cpu').fingerprint
+    features = m.encode_gallery(source)
+    gallery = torch.tensor(np.asarray(features.array[[features.index[i] for i in source.ids]]))
+    q = m.encode_queries(api.Queries(['a', 'b'], [['is red'], ['is red', 'on a meadow']], ['0', '1'], source))
+    assert q.shape == (2, gallery.shape[1]) and torch.allclose(q.norm(dim=-1), torch.ones(2), atol=1e-4)
+    shared, own = m.score(q, gallery), m.score(q, torch.stack([gallery, gallery]))
+    assert shared.shape == own.shape == (2, 3) and torch.allclose(shared, own, atol=1e-5)
+    assert torch.isfinite(shared).all()
+
+
+@pytest.mark.parametrize('name', api.names('benchmark'))
+def test_a_benchmark_asks_and_aggregates(name):
+    plugin = api.get('benchmark', name)
+    assert plugin.name == name and plugin.title
+    b = plugin.load('world', seed=1, **OPTIONS.get(name, {}))
+    assert isinstance(b, Benchmark) and b.tasks and not set(b.tasks) & set(b.missing)
+    for task in b.tasks.values():
+        assert isinstance(task, Task) and isinstance(task.protocol, Protocol) and len(task) > 0
+        assert task.ks and list(task.ks) == sorted(set(task.ks)) and task.source.key == task.key != ''
+        assert task.source.load(task.images[0]).mode == 'RGB' and set(task.images) <= set(task.source.ids)
+        assert all(texts and all(isinstance(t, str) for t in texts) for texts in task.asked().texts)
+    per_query, rows = evaluate_benchmark(method('image_text', MadeUp()), b)
+    assert list(rows.columns) == RESULT_COLUMNS and set(per_query.task) <= set(rows.task)
+    assert len(per_query) == sum(map(len, b.tasks.values()))
+    assert ((0 <= rows.ci_low) & (rows.ci_low <= rows.value) & (rows.value <= rows.ci_high)).all()
+    assert not rows.duplicated(['task', 'metric', 'k']).any()
+
+
+def test_a_name_that_is_not_registered_is_refused():
+    with pytest.raises(ValueError, match="benchmark: 'cirrr' is not registered; known: genecis, cirr"):
+        api.get('benchmark', 'cirrr')
