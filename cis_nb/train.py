@@ -37,6 +37,9 @@ def settings(given: dict, source: str = '') -> TrainingConfig:
     if pretrained == 'auto':
         pretrained = 'none' if tiny and method == 'contrastive' else 'default'
     plugin = api.get('method', method)
+    if not plugin.trains:
+        able = [n for n in api.names('method') if api.get('method', n).trains]
+        raise ValueError(f'{source}: method: {method!r} learns nothing; methods that train: {", ".join(able)}')
     config = api.configure(plugin.Config, given | dict(method=method, pretrained=pretrained), source)
     pick_device(config.device)
     return config

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import is_color_like
 from PIL import Image
 
 from cis_nb import api
 from cis_nb.benchmarks.genecis_construction import Rules
+from cis_nb.core.plotting import color
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.methods.baselines import method
 from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark
@@ -78,7 +80,10 @@ def images(n=3):
     return ImageSource([str(i) for i in range(n)], load, 'contracts')
 
 
-@pytest.mark.parametrize('name', api.names('method'))
+TRAINED = [n for n in api.names('method') if api.get('method', n).trains]
+
+
+@pytest.mark.parametrize('name', TRAINED)
 def test_a_configuration_says_what_every_parameter_is(name):
     plugin = api.get('method', name)
     assert plugin.name == name and plugin.title and issubclass(plugin.Config, api.TrainingConfig)
@@ -87,7 +92,7 @@ def test_a_configuration_says_what_every_parameter_is(name):
         api.configure(plugin.Config, dict(stepz=3))
 
 
-@pytest.mark.parametrize('name', api.names('method'))
+@pytest.mark.parametrize('name', TRAINED)
 def test_a_method_trains_is_loaded_and_scores(name):
     fields = api.get('method', name).Config.model_fields
     config = settings({k: v for k, v in SMALL.items() if k in fields} | dict(method=name))
@@ -96,8 +101,42 @@ def test_a_method_trains_is_loaded_and_scores(name):
     assert any(p.requires_grad for m in objective.modules.values() for p in m.parameters())
     run = train_or_load(config)
     assert (run / 'history.csv').is_file() and train_or_load(config) == run
-    m, source = load_method(run, 'cpu'), images()
-    assert isinstance(m, api.Method) and m.fingerprint == load_method(run, 'cpu').fingerprint
+    m = load_method(run, 'cpu')
+    assert m.fingerprint == load_method(run, 'cpu').fingerprint
+    check_method(m)
+
+
+@pytest.mark.parametrize('name', sorted({*api.names('method')} - {*TRAINED, 'specific'}))
+def test_a_method_that_learns_nothing_is_made_and_scores(name):
+    plugin = api.get('method', name)
+    m = plugin.untrained(MadeUp())
+    assert plugin.name == m.name == name and plugin.title == m.title
+    assert m.fingerprint == plugin.untrained(MadeUp()).fingerprint
+    check_method(m)
+    with pytest.raises(ValueError, match=f"method: '{name}' learns nothing; methods that train: contrastive"):
+        settings(dict(method=name))
+
+
+def test_a_method_that_has_to_be_trained_or_made_otherwise_says_so():
+    with pytest.raises(TypeError, match='lincir learns from data: name an experiment'):
+        api.get('method', 'lincir').untrained(MadeUp())
+    with pytest.raises(TypeError, match='give `specific: true`'):
+        api.get('method', 'specific').untrained(MadeUp())
+
+
+def test_every_method_and_variant_has_a_title_and_a_colour_of_its_own_or_grey():
+    styles = api.method_styles()
+    assert set(api.names('method')) < set(styles)
+    assert len({s.title for s in styles.values()}) == len(styles)
+    assert all(is_color_like(color(name)) for name in styles)
+    assert all(api.method_style(name) == style for name, style in styles.items())
+    assert api.method_style('of_nobody') == api.Style('Of nobody')
+
+
+def check_method(m):
+    "Queries and gallery of a method have one space, its queries length one, its scores finite numbers."
+    source = images()
+    assert isinstance(m, api.Method)
     features = m.encode_gallery(source)
     gallery = torch.tensor(np.asarray(features.array[[features.index[i] for i in source.ids]]))
     q = m.encode_queries(api.Queries(['a', 'b'], [['is red'], ['is red', 'on a meadow']], ['0', '1'], source))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin, Queries
+from ..api import BenchmarkPlugin, MainMetric, Queries
 from ..data.image_sources import ImageSource
 from ..retrieval.protocol import Benchmark, Protocol, Task, score_blocks
 from ..retrieval.statistics import bootstrap_ci, families_of
@@ -225,6 +225,7 @@ def circo_benchmark(root, split: str = 'val', prompt: str = '{condition}', ks: t
 
 class CircoPlugin(BenchmarkPlugin):
     name, title = 'circo', 'CIRCO'
+    main = {'circo': MainMetric('CIRCO mAP@10', 'circo', 'map', 10)}
 
     def load(self, data='world', size=0, seed=0, **options) -> Benchmark:
         return circo_benchmark(dataset_root(self.name, data, size, seed), **options)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin, Queries
+from ..api import BenchmarkPlugin, MainMetric, Queries
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource
 from ..data.roots import dataset_root, need_file
@@ -339,6 +339,7 @@ def cirr_benchmark(
 
 class CirrPlugin(BenchmarkPlugin):
     name, title = 'cirr', 'CIRR'
+    main = {'cirr': MainMetric('CIRR R@1', 'full', 'recall', 1)}
 
     def load(self, data='world', size=0, seed=0, **options) -> CirrBenchmark:
         return cirr_benchmark(dataset_root(self.name, data, size, seed), **options)

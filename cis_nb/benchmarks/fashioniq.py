@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin
+from ..api import BenchmarkPlugin, MainMetric
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,
     Benchmark,
@@ -369,6 +369,10 @@ def fashioniq_benchmark(root, categories=CATEGORIES, **options) -> FashionIQBenc
 
 class FashionIQPlugin(BenchmarkPlugin):
     name, title = 'fashioniq', 'FashionIQ'
+    main = {
+        'fashioniq': MainMetric('FashionIQ R@10', 'mean', 'recall', 10),
+        'fashioniq, both': MainMetric('FashionIQ R@10', 'mean', 'recall', 10),  # the average of both caption orders
+    }
 
     def load(self, data='world', size=0, seed=0, **options) -> FashionIQBenchmark:
         return fashioniq_benchmark(dataset_root(self.name, data, size, seed), **options)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin
+from ..api import BenchmarkPlugin, MainMetric
 from cis_nb.benchmarks.genecis import (
     KINDS,
     SCENES,
@@ -627,6 +627,7 @@ def build_genecis(
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #8dfc77ca
 class GeneCISPlugin(BenchmarkPlugin):
     name, title = 'genecis', 'GeneCIS'
+    main = {'genecis': MainMetric('GeneCIS R@1', 'mean', 'recall', 1)}
 
     def load(self, data='world', size=0, seed=0, n=500, rules=None, **options) -> GeneCISBenchmark:
         "Released templates, or `n` per task built by `rules`."

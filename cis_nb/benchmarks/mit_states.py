@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..core.store import fingerprint
-from ..api import BenchmarkPlugin
+from ..api import BenchmarkPlugin, MainMetric
 from ..data.roots import dataset_root, need_file
 from ..retrieval.protocol import Benchmark, Protocol, Task
 
@@ -200,6 +200,7 @@ def mitstates_benchmark(root, **options) -> Benchmark:
 
 class MITStatesPlugin(BenchmarkPlugin):
     name, title = 'mit_states', 'MIT-States'
+    main = {'mitstates': MainMetric('MIT-States R@1', 'states', 'recall', 1)}
 
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:
         "`seed` is the world's; `draw` chooses the queries where `per_image` or `limit` is given."

@@ -4,16 +4,14 @@
 
 # %% auto #0
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPERS', 'KINDS', 'MAP_LABELS', 'MAP_TEXT', 'PARTS',
-           'VERDICT_COLORS', 'MAIN_METRICS', 'FIGURES_FROM', 'FRONT_TEXT', 'inline', 'format_duration', 'format_date',
-           'render', 'page_cell', 'is_shown', 'cut_at_clause', 'page_table', 'page_output', 'count_warnings',
-           'join_hidden_code', 'read_json', 'experiment_states', 'state_sentence', 'run_line', 'relink', 'page',
-           'other_experiment', 'pages', 'paper_map', 'made_by', 'covers', 'map_state', 'map_counts', 'map_page',
-           'chapter_table', 'MainMetric', 'method_matrix', 'method_title', 'first_figure', 'front_page', 'results',
-           'build_html', 'site']
+           'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'inline', 'format_duration', 'format_date', 'render',
+           'page_cell', 'is_shown', 'cut_at_clause', 'page_table', 'page_output', 'count_warnings', 'join_hidden_code',
+           'read_json', 'experiment_states', 'state_sentence', 'run_line', 'relink', 'page', 'other_experiment',
+           'pages', 'paper_map', 'made_by', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
+           'method_matrix', 'first_figure', 'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import base64, json, posixpath, re, shutil, subprocess, sys, time
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,6 +20,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from .runner import contents, done, heading
+from .. import api
 from ..core.experiment_files import experiments, notebooks, read_notebook, tags
 from ..core.store import fingerprint, project_root
 
@@ -487,31 +486,15 @@ def _facts(profile: str, receipts: list) -> str:
     return render('facts', facts=facts)
 
 # %% ../../nbs/10_book/01_site.ipynb #9db29437
-@dataclass(frozen=True)
-class MainMetric:
-    "The metric of a benchmark that the front page shows."
-
-    title: str
-    task: str
-    metric: str
-    k: int
-
-
-MAIN_METRICS = dict(
-    genecis=MainMetric('GeneCIS R@1', 'mean', 'recall', 1),
-    cirr=MainMetric('CIRR R@1', 'full', 'recall', 1),
-    circo=MainMetric('CIRCO mAP@10', 'circo', 'map', 10),
-    mitstates=MainMetric('MIT-States R@1', 'states', 'recall', 1),
-    fashioniq=MainMetric('FashionIQ R@10', 'mean', 'recall', 10),
-    **{'fashioniq, both': MainMetric('FashionIQ R@10', 'mean', 'recall', 10)},  # the average of both caption orders
-)
+def _main_metrics() -> dict:  # benchmark in results -> its main metric
+    return {n: m for name in api.names('benchmark') for n, m in api.get('benchmark', name).main.items()}
 
 
 def _matrix_columns(table: pd.DataFrame) -> list:
     "The columns of the matrix: values by method, with title, page and protocol."
-    out = []
+    out, known = [], _main_metrics()
     for (page, benchmark), rows in table.groupby(['experiment', 'benchmark'], sort=False):
-        if (main := MAIN_METRICS.get(benchmark)) is None:
+        if (main := known.get(benchmark)) is None:
             continue
         rows = rows[(rows.task == main.task) & (rows.metric == main.metric) & (rows.k == main.k)]
         for backbone, some in rows.groupby('backbone', sort=False):
@@ -528,17 +511,13 @@ def method_matrix(table: pd.DataFrame) -> str:
     columns = _matrix_columns(table[table.experiment.str.startswith('06_')])
     methods = list(dict.fromkeys(m for c in columns for m in c['values'].index))
     rows = [
-        dict(title=method_title(m), values=[float(c['values'][m]) if m in c['values'] else None for c in columns])
+        dict(
+            title=api.method_style(m).title,
+            values=[float(c['values'][m]) if m in c['values'] else None for c in columns],
+        )
         for m in methods
     ]
     return render('matrix', columns=columns, rows=rows) if rows else ''
-
-# %% ../../nbs/10_book/01_site.ipynb #6ab36221
-def method_title(name: str) -> str:
-    "The title of a method in the results table; its name where the book knows none."
-    from cis_nb.experiments.comparison import METHOD_LABELS
-
-    return METHOD_LABELS.get(name, name.replace('_', ' ').capitalize())
 
 # %% ../../nbs/10_book/01_site.ipynb #001ac4d2
 def first_figure(nb: dict) -> bytes:

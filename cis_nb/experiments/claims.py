@@ -14,13 +14,13 @@ import json
 from importlib.resources import files
 from typing import NamedTuple
 import numpy as np, pandas as pd, torch
+from ..api import method_style
 from ..benchmarks.genecis import TASKS
 from ..benchmarks.genecis_construction import read_built, read_panoptic, read_vaw, violations
 from cis_nb.experiments.comparison import (
     compare,
     hits,
     of_seed,
-    METHOD_LABELS,
     seeds,
     TASK_LABELS,
     verdict,
@@ -139,7 +139,7 @@ def _against(run, a, bs, tasks=None, what='', k=1) -> list:
     return [
         dict(
             interval_envelope([compare(part, a, b, k=k, tasks=tasks) for part in by_seed(b)]),
-            what=f'{what}{METHOD_LABELS[a]} − {METHOD_LABELS[b]}',
+            what=f'{what}{method_style(a).title} − {method_style(b).title}',
         )
         for b in bs
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .. import api
 from ..backbones.loading import load_backbone
 from ..benchmarks import circo as circo_set
 from ..benchmarks.circo import load_circo
@@ -34,8 +35,7 @@ from ..core.report import progress
 from ..core.store import fingerprint, stored
 from ..data.roots import data_root, is_world
 from .comparison import UNTRAINED, hits
-from .genecis import Entry, cached, trained_entries
-from ..methods import baselines
+from .genecis import Entry, cached, trained_entries, untrained_methods
 from ..backbones.features import TextMemory
 from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Task, evaluate, evaluate_benchmark
 from ..retrieval.statistics import bootstrap_ci, families_of
@@ -82,11 +82,9 @@ def load_sets(p: dict) -> tuple:  # {task: Task}, {task: why not}
 def compared_methods(p: dict, backbone) -> list:  # of Entry
     "Baselines and trained methods, the latter once per seed; over one backbone each text is read once."
     read = TextMemory(backbone)
-    plain = baselines.methods(backbone, p['seed'], read)
-    if unknown := [m for m in p['methods'] if m not in plain]:
-        baselines.method(unknown[0])  # raises
+    plain = untrained_methods(p['methods'], backbone, p['seed'], read)
     trained = trained_entries(p['trainings'], p['seeds'], backbone, p['device'], read)
-    return [Entry(plain[m]) for m in p['methods']] + trained
+    return [Entry(m) for m in plain] + trained
 
 # %% ../../nbs/05b_experiments/03_composed_retrieval.ipynb #26bef37e
 def rank_sets(entry: Entry, sets: dict, seed=0) -> tuple:  # per_query, rows

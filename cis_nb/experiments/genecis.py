@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RANKING_COLUMNS', 'BRIEF', 'share_images', 'rankings', 'cached', 'read_cached', 'cached_rankings', 'summary',
-           'load_tasks', 'readable', 'training_config', 'Entry', 'name_of', 'trained_entry', 'trained_entries',
-           'cached_trained_rankings', 'unknown_names', 'object_detector', 'task_specific_solutions',
+           'load_tasks', 'readable', 'training_config', 'Entry', 'untrained_methods', 'share_texts', 'trained_entry',
+           'trained_entries', 'cached_trained_rankings', 'unknown_names', 'object_detector', 'task_specific_solutions',
            'task_specific_rankings', 'cached_task_specific_rankings', 'GenecisTasks', 'genecis_tasks', 'GenecisRun',
            'run_genecis']
 
@@ -18,6 +18,7 @@ import pandas as pd
 
 from .. import api
 from ..api import TrainingConfig
+from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from ..benchmarks.genecis import TASKS, load_genecis
 from ..benchmarks.genecis_construction import Rules, build_genecis
@@ -27,8 +28,7 @@ from ..core.store import fingerprint, stored
 from ..data.image_sources import union
 from ..data.datasets import annotations_root
 from ..data.roots import data_root
-from .comparison import METHOD_LABELS, UNTRAINED
-from ..methods import baselines
+from .comparison import UNTRAINED
 from ..methods.baselines import FeatureMethod
 from ..methods.task_specific import OpenDetector, solutions, vocabulary, window_detector
 from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Task, evaluate, result_rows
@@ -176,19 +176,25 @@ class Entry:
         return self.method.backbone
 
 
-def name_of(config: TrainingConfig) -> str:
-    "What a trained method is called in tables: that of a Combiner says where its triplets came from."
-    of_cirr = config.method == 'combiner' and config.triplets == 'cirr'
-    return 'combiner_cirr' if of_cirr else config.method
+def untrained_methods(names: list, backbone, seed=0, read: TextMemory = None) -> list:
+    "Methods that learn nothing, by name, over one backbone; each text is encoded once for all."
+    read = read or TextMemory(backbone)
+    found = [api.get('method', n).untrained(backbone, seed) for n in names]
+    return [share_texts(m, backbone, read) for m in found]
+
+
+def share_texts(method, backbone, read: TextMemory = None):
+    "A method that reads its texts from `read`, if it is over the same backbone."
+    shares = read is not None and isinstance(method, FeatureMethod) and method.backbone is backbone
+    return replace(method, read=read) if shares else method
 
 
 def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) -> Entry:
     "A method, trained as `config` says if it was not already; `backbone` serves where it is the run's."
-    run, name = train_or_load(config), name_of(config)
-    m = api.get('method', config.method).load(run, device, backbone)
-    title = METHOD_LABELS.get(name) or api.get('method', config.method).title
-    shared = dict(read=read) if read is not None and m.backbone is backbone else {}
-    return Entry(replace(m, name=name, title=title, **shared), config.seed, run)
+    run, plugin = train_or_load(config), api.get('method', config.method)
+    m, name = plugin.load(run, device, backbone), plugin.variant(config)
+    m.name, m.title = name, api.method_style(name).title
+    return Entry(share_texts(m, backbone, read), config.seed, run)
 
 
 def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=None) -> list:
@@ -199,11 +205,11 @@ def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=
             f'(papermill: -y "trainings: [{trainings.strip("[]")}]", or a file)'
         )
     configs = [training_config(t) for t in trainings]
-    names = [name_of(c) for c in configs]
+    names = [api.get('method', c.method).variant(c) for c in configs]
     if len(set(names)) < len(names):
         twice = max(names, key=names.count)
         raise ValueError(
-            f'trainings {trainings}: two of them are a {METHOD_LABELS.get(twice, twice)}; give each in an experiment of'
+            f'trainings {trainings}: two of them are a {api.method_style(twice).title}; give each in an experiment of'
             ' its own'
         )
     return [trained_entry(c.model_copy(update=dict(seed=s)), backbone, device, read) for c in configs for s in seeds]
@@ -309,10 +315,8 @@ def run_genecis(p: dict) -> GenecisRun:
     if p['specific']:
         found, unsolved = task_specific_solutions(at.root, at.model, at.benchmarks, p['detector'], p['device'])
     entries = trained_entries(p['trainings'], p['seeds'], at.model, p['device'])
-    plain = baselines.methods(at.model, p['seed'])
-    if unknown := [m for m in p['methods'] if m not in plain]:
-        baselines.method(unknown[0])  # raises
-    folder = cached_rankings(f'genecis-{at.model.name}', [plain[m] for m in p['methods']], at.benchmarks, p['seed'])
+    plain = untrained_methods(p['methods'], at.model, p['seed'])
+    folder = cached_rankings(f'genecis-{at.model.name}', plain, at.benchmarks, p['seed'])
     folders = [folder]
     if found:
         folders.append(cached_task_specific_rankings(found, at.benchmarks, at.model, p['seed']))

@@ -24,7 +24,7 @@ from PIL import Image
 from pydantic import Field, model_validator
 from torch import nn
 
-from ..api import Plugin, TrainingConfig
+from ..api import Plugin, Style, TrainingConfig
 from ..backbones.features import text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import load_cirr
@@ -504,7 +504,15 @@ def make_combiner(D: int, c: CombinerConfig) -> Combiner:
 class CombinerPlugin(Plugin):
     "Triplets, mined from captions or of CIRR, and a Combiner over them."
 
-    name, title, paper, color, Config = 'combiner', 'Combiner', 'genecis', 'red', CombinerConfig
+    name, title, paper, color, Config = 'combiner', 'Combiner (mined)', 'genecis', 'red', CombinerConfig
+    paper_row = 'Combiner (GeneCIS)'
+    variants = {
+        'combiner_cirr': Style('Combiner (CIRR)', 'purple', 'Combiner'),
+        'combiner_original': Style('Combiner (CIRR), as first published'),
+    }
+
+    def variant(self, config) -> str:
+        return 'combiner_cirr' if config.triplets == 'cirr' else self.name
 
     def inputs(self, backbone, config) -> list:
         found = []

@@ -7,7 +7,8 @@ __all__ = ['NAME_ONLY', 'ENSEMBLE', 'DISTANCES', 'WINDOWS', 'OF_THINGS', 'OF_STU
            'AttributeSolution', 'FocusAttribute', 'ChangeAttribute', 'bag_similarity', 'SharedObjects', 'Detector',
            'vocabulary', 'window_corners', 'cut_windows', 'WindowDetector', 'best_threshold', 'calibration_powers',
            'training_scenes', 'present_names', 'detector_powers', 'window_detector', 'OpenDetector', 'Labelled',
-           'Annotations', 'Labels', 'object_names', 'attribute_types', 'solutions', 'upper_bounds']
+           'Annotations', 'Labels', 'object_names', 'attribute_types', 'TaskSpecificPlugin', 'solutions',
+           'upper_bounds']
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #34aea849
 import random
@@ -18,6 +19,7 @@ from typing import Callable
 import numpy as np, open_clip, torch
 import torch.nn.functional as F
 from PIL import Image
+from ..api import Plugin, Style
 from ..benchmarks.genecis_construction import VAW, Rules, condition_name, panoptic_file, read_panoptic, read_vaw
 from ..benchmarks.genecis import TASKS, image_key, read_json
 from ..core.code import code_version
@@ -475,6 +477,18 @@ def attribute_types(root) -> dict:  # type -> attributes
     types = read_json(need_file(Path(root) / 'vaw/attribute_types.json', **VAW))
     return types | ({'opaqueness': types['opaqeness']} if 'opaqeness' in types else {})
 
+# %% ../../nbs/04b_methods/01_task_specific.ipynb #a14221cb
+class TaskSpecificPlugin(Plugin):
+    "One solution for each task of GeneCIS, made by `solutions`."
+
+    name, title, paper, color, paper_row = 'specific', 'Specific solutions', 'genecis', 'ink', 'specific_solution'
+    variants = {'specific_annotations': Style('Specific solutions, told the labels')}
+
+    def untrained(self, backbone, seed=0):
+        raise TypeError(
+            "the specific solutions are made for each task; give `specific: true` instead of a method's name"
+        )
+
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #0b346042
 def solutions(
     root,
@@ -500,7 +514,7 @@ def solutions(
 
 def upper_bounds(root, backbone, tasks=TASKS) -> dict:  # task -> method
     "The same, told by the annotations what they otherwise must see."
-    as_ = dict(name='specific_annotations', title='Specific solutions told the labels')
+    as_ = dict(name='specific_annotations', title=TaskSpecificPlugin.variants['specific_annotations'].title)
     labels = Labels(root) if any(t.endswith('attribute') for t in tasks) else None
     lists = Annotations(root) if any(t.endswith('object') for t in tasks) else None
     found = {}
