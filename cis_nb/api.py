@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['REGISTRY', 'Backbone', 'ImageSource', 'Queries', 'Method', 'Objective', 'TrainingConfig', 'configure', 'config_rows',
-           'resolve_method', 'Style', 'Plugin', 'MainMetric', 'BenchmarkPlugin', 'names', 'get', 'method_styles',
-           'method_style']
+           'resolve_method', 'Style', 'Plugin', 'MainMetric', 'BenchmarkPlugin', 'names', 'register', 'get',
+           'method_styles', 'method_style', 'main_metrics']
 
 # %% ../nbs/00_api.ipynb #2021fb52
 from dataclasses import dataclass
@@ -267,6 +267,9 @@ REGISTRY = {
 }
 
 
+_in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given
+
+
 @lru_cache(maxsize=None)
 def _entry_points(kind: str) -> dict:
     "What installed packages add: name -> module:object."
@@ -277,7 +280,15 @@ def names(kind: str) -> list:
     "The registered names of a kind: method, benchmark or backbone."
     if kind not in REGISTRY:
         raise ValueError(f'registry: {kind!r} is no kind; there are {", ".join(REGISTRY)}')
-    return list(dict.fromkeys([*REGISTRY[kind], *_entry_points(kind)]))
+    return list(dict.fromkeys([*REGISTRY[kind], *_entry_points(kind), *_in_this_process[kind]]))
+
+
+def register(kind: str, plugin):
+    "Register an object of a notebook for as long as its process lives; a package has entry points instead."
+    if plugin.name in names(kind) and plugin.name not in _in_this_process[kind]:
+        raise ValueError(f'{kind}: {plugin.name!r} is registered already; choose another name')
+    _in_this_process[kind][plugin.name] = plugin
+    get.cache_clear()
 
 
 @lru_cache(maxsize=None)
@@ -285,6 +296,8 @@ def get(kind: str, name: str):
     "The registered object of a name; a class is instantiated."
     if name not in names(kind):
         raise ValueError(f'{kind}: {name!r} is not registered; known: {", ".join(names(kind))}')
+    if name in _in_this_process[kind]:
+        return _in_this_process[kind][name]
     module, _, attribute = (_entry_points(kind) | REGISTRY[kind])[name].partition(':')
     found = getattr(import_module(module), attribute)
     return found() if isinstance(found, type) else found
@@ -301,3 +314,8 @@ def method_style(name: str) -> Style:
     if name in names('method'):
         return get('method', name).style
     return method_styles().get(name, Style(name.replace('_', ' ').capitalize()))
+
+
+def main_metrics() -> dict:  # name of a benchmark in results -> MainMetric
+    "The main metric of every registered benchmark that names one."
+    return {n: m for name in names('benchmark') for n, m in get('benchmark', name).main.items()}

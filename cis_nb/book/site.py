@@ -486,13 +486,9 @@ def _facts(profile: str, receipts: list) -> str:
     return render('facts', facts=facts)
 
 # %% ../../nbs/10_book/01_site.ipynb #9db29437
-def _main_metrics() -> dict:  # benchmark in results -> its main metric
-    return {n: m for name in api.names('benchmark') for n, m in api.get('benchmark', name).main.items()}
-
-
 def _matrix_columns(table: pd.DataFrame) -> list:
     "The columns of the matrix: values by method, with title, page and protocol."
-    out, known = [], _main_metrics()
+    out, known = [], api.main_metrics()
     for (page, benchmark), rows in table.groupby(['experiment', 'benchmark'], sort=False):
         if (main := known.get(benchmark)) is None:
             continue

@@ -165,9 +165,6 @@ class SelfMasking(MaskedCaptions, RetrievalValidation):
         "The features of masked captions with a word in their gaps."
         return self.backbone.inject(ids, ids == PSEUDO, p, self.portion)
 
-    def after_step(self):
-        pass
-
     def method(self) -> PseudoWord:
         "φ as it is now."
         return PseudoWord(

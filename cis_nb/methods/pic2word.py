@@ -51,9 +51,6 @@ class Pic2Word(RetrievalValidation):
         said = self.backbone.encode_pseudo(ASKED, self.mapper(x))
         return info_nce(all_gather_with_grad(x), all_gather_with_grad(said), self.backbone.model.logit_scale.exp())
 
-    def after_step(self):
-        pass
-
     def method(self) -> PseudoWord:
         "The network as it is now."
         return PseudoWord(

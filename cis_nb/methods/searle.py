@@ -385,9 +385,6 @@ class Searle(RetrievalValidation):
             + self.phrase_weight * cosine_distance(self.backbone.encode_pseudo(gaps, given), z).mean()
         )
 
-    def after_step(self):
-        pass
-
     def method(self) -> PseudoWord:
         "The network as it is now."
         return PseudoWord(
