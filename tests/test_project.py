@@ -1,9 +1,13 @@
 "The project as a whole: what a reader finds in the tree must fit together."
 
 import ast, re, shutil, subprocess, sys
+from configparser import ConfigParser
+from importlib.metadata import packages_distributions
 from pathlib import Path
 import pandas as pd
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from projects import ROOT
 from cis_nb.book import runner, site
 from cis_nb.core.experiment_files import code_cells, defaults, experiments, notebooks, read_notebook, skipped_by_tests
@@ -149,6 +153,56 @@ def code_texts() -> list:
         cells = [c for c in code_cells(read_notebook(p)) if not re.match(r'#\|\s*export', c['source'])]
         texts += [(f'{named(p)}, cell {c["id"]}', c['source']) for c in cells]
     return texts
+
+
+RUN = {  # requirements that are run or named, not imported, and where
+    'import-linter': ('Makefile', 'bin/lint-imports'),
+    'jupyterlab': ('Makefile', '-m jupyterlab'),
+    'nbdev': ('Makefile', 'bin/nbdev_export'),
+    'pytest-xdist': ('Makefile', '-n 2 --dist'),
+    'ruff': ('Makefile', 'bin/ruff'),
+    'snakemake': ('cis_nb/book/runner.py', "'-m', 'snakemake'"),
+    'sphinx': ('cis_nb/book/site.py', "'-m', 'sphinx'"),
+    'myst-nb': ('cis_nb/assets/book/conf.py', "extensions = ['myst_nb']"),
+    'sphinx-book-theme': ('cis_nb/assets/book/conf.py', "html_theme = 'sphinx_book_theme'"),
+    'sphinx-mathjax-offline': ('cis_nb/assets/book/conf.py', "find_spec('sphinx-mathjax-offline')"),
+}
+NEEDED_BY = {  # requirements that only another package uses
+    'tensorboard': 'torch.utils.tensorboard writes the history of a training with it',
+    'ipykernel': 'papermill runs a notebook in it',
+    'ipywidgets': 'without it tqdm, loaded by huggingface_hub, puts a warning onto every page',
+    'execnb': 'nbdev does not work with a newer one',
+    'ghapi': 'nbdev does not work with a newer one',
+    'pulp': 'snakemake 7, for Python 3.10, does not work with a newer one',
+}
+
+
+def requirements() -> dict:
+    "Name -> requirement, of all that settings.ini asks for on this machine."
+    config = ConfigParser(delimiters=['='], interpolation=None)
+    config.read(ROOT / 'settings.ini', encoding='utf-8')
+    keys = ('requirements', 'detect_requirements', 'dev_requirements')
+    every = [Requirement(l) for key in keys for l in config['DEFAULT'][key].splitlines() if l.strip()]
+    return {canonicalize_name(r.name): r for r in every if r.marker is None or r.marker.evaluate()}
+
+
+def imported() -> set:
+    "The distributions that modules, notebooks and tests import."
+    texts = [text for _, text in code_texts()]
+    texts += [p.read_text(encoding='utf-8') for p in sorted((ROOT / 'tests').rglob('*.py'))]
+    nodes = [n for text in texts for n in ast.walk(ast.parse(text))]
+    names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
+    names += [n.module for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+    found = packages_distributions()
+    return {canonicalize_name(d) for name in names for d in found.get(name.split('.')[0], [])}
+
+
+def test_every_requirement_is_used():
+    "It is imported or run, or another package cannot do without it."
+    unused = set(requirements()) - imported() - set(RUN) - set(NEEDED_BY)
+    assert not unused, 'nothing imports or runs it: remove it from settings.ini, then make constraints'
+    gone = {name: text for name, (file, text) in RUN.items() if text not in (ROOT / file).read_text(encoding='utf-8')}
+    assert not gone, 'it is no longer run there'
 
 
 def test_no_line_is_longer_than_120_columns():

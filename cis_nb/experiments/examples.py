@@ -172,16 +172,13 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
 # %% ../../nbs/05b_experiments/02_examples.ipynb #9959aa10
 def similarity_page(before: Similarities, after: Similarities):
     "Sixteen captions against sixteen pictures, before and after."
+    import seaborn as sns  # takes a second to load
+
     fig, axes = page(3.1, cols=2)
-    for ax, when, S in zip(axes, ('Before', 'After'), (before.S, after.S)):
-        ax.imshow(S[:16, :16], cmap='magma', vmin=S[:16, :16].min(), vmax=S[:16, :16].max())
-        ax.set(
-            title=f'{when}: cosine {S[:16, :16].min():.2f} to {S[:16, :16].max():.2f}',
-            xlabel='image',
-            ylabel='caption',
-            xticks=[],
-            yticks=[],
-        )
+    for ax, when, found in zip(axes, ('Before', 'After'), (before, after)):
+        ticks = dict(xticklabels=False, yticklabels=False)
+        sns.heatmap(found.S[:16, :16], cmap='magma', square=True, **ticks, ax=ax)
+        ax.set(title=f'{when}: cosines', xlabel='image', ylabel='caption')
     return fig
 
 
