@@ -44,7 +44,7 @@ import sys, importlib, pathlib
 from importlib.machinery import PathFinder
 
 tools = set(
-    'nbdev fastcore execnb ghapi papermill nbformat nbclient snakemake sphinx myst_nb jupyterlab ipykernel ipywidgets '
+    'nbdev execnb ghapi papermill nbformat nbclient snakemake sphinx myst_nb jupyterlab ipykernel ipywidgets '
     'pytest hypothesis websocket ruff importlinter grimp'.split()
 )
 find = PathFinder.find_spec
