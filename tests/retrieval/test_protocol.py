@@ -227,7 +227,7 @@ class Dots(FusionMethod):
         return q @ gallery.T
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 5, 64, 10**6]), st.sampled_from([1, 10, 1000]))
 def test_a_shared_gallery_is_ranked_by_the_definition_in_any_chunks(seed, chunk, keep):
     bench, backbone, vectors = tied_world(seed)
@@ -244,7 +244,7 @@ def test_a_shared_gallery_is_ranked_by_the_definition_in_any_chunks(seed, chunk,
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 7, 64, 10**6]))
 def test_copies_of_an_image_tie_by_the_cosine_in_any_chunks(seed, chunk):
     bench, backbone, vectors = tied_world(seed)
