@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['IMAGE_ONLY', 'TEXT_ONLY', 'IMAGE_TEXT', 'IMAGE_TEXT_NORMALISED', 'RANDOM_SCORES', 'image_only', 'text_only',
-           'image_text', 'random_generator', 'random_scores', 'FeatureMethod', 'FusionMethod', 'RandomScores',
-           'BaselinePlugin', 'methods', 'method']
+           'image_text', 'FeatureMethod', 'FusionMethod', 'RandomScores', 'BaselinePlugin', 'methods', 'method']
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #0ef5fdc5
+import hashlib
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Callable
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..api import Plugin
 from ..backbones.features import TextMemory, l2_normalize
 from ..core.code import code_version
 from ..core.store import fingerprint
+from ..retrieval.ranking import cosine_scores
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #4a2684fa
 def image_only(ref, cond) -> torch.Tensor:  # q (B,D)
@@ -47,17 +49,10 @@ def image_text(
     return l2_normalize((1 - weight) * ref + weight * cond)
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #a6d22e8f
-def random_generator(seed=0) -> torch.Generator:
-    "A source of luck; the same for the same seed."
-    return torch.Generator().manual_seed(seed)
-
-
-def random_scores(
-    shape,  # of the result, e.g. (queries, gallery)
-    luck,  # from `guesses`
-) -> torch.Tensor:
-    "Scores that know nothing."
-    return torch.rand(shape, generator=luck)
+def _random_vectors(names, seed: int, dim: int = 64) -> np.ndarray:  # (N,dim) int16
+    "A random vector for each name, made by a hash: the same whenever and wherever it is asked for."
+    digests = [hashlib.shake_128(f'{seed} {n}'.encode()).digest(2 * dim) for n in names]
+    return np.frombuffer(b''.join(digests), '<i2').reshape(-1, dim)
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #3bc0ab8a
 @dataclass(kw_only=True)
@@ -114,9 +109,7 @@ class FeatureMethod:
         q = l2_normalize(self.encode_query(ref[row], [t for texts in queries.texts for t in texts]))
         return l2_normalize(torch.zeros(len(queries), q.shape[1]).index_add_(0, row, q))
 
-    def score(self, q, gallery) -> torch.Tensor:  # (Q,D), (N,D) or (Q,N,D) -> (Q,N)
-        "The cosine of each query and each image."
-        return (q[:, None] * l2_normalize(gallery)).sum(-1) if gallery.ndim == 3 else q @ l2_normalize(gallery).T
+    score = staticmethod(cosine_scores)  # (Q,D), (N,D) or (Q,N,D) -> (Q,N)
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #8dd812a8
 @dataclass(kw_only=True)
@@ -135,13 +128,23 @@ class FusionMethod(FeatureMethod):
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #f34201a1
 @dataclass(kw_only=True)
-class RandomScores(FusionMethod):
-    "The method that guesses."
+class RandomScores(FeatureMethod):
+    "The method that guesses: queries and images are random vectors, made from what they are called."
 
-    generator: torch.Generator = None
+    seed: int = 0
 
-    def score(self, q, gallery) -> torch.Tensor:
-        return random_scores((len(q), gallery.shape[-2]), self.generator)
+    def settings(self) -> dict:
+        return dict(seed=self.seed)
+
+    def encode_gallery(self, images):
+        "A random vector for each image that has a feature."
+        ids = list(super().encode_gallery(images).index)
+        return SimpleNamespace(array=_random_vectors(ids, self.seed), index={i: j for j, i in enumerate(ids)})
+
+    def encode_queries(self, queries) -> torch.Tensor:
+        "A random vector for each query: another text or reference is another query."
+        asked = zip(queries.ids, queries.references, queries.texts)
+        return l2_normalize(torch.tensor(_random_vectors(asked, self.seed)))
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #3cb41658
 class BaselinePlugin(Plugin):
@@ -169,19 +172,13 @@ def methods(backbone=None, seed=0, read: TextMemory = None) -> dict:  # name -> 
         FusionMethod(name='image_only', fuse=image_only, uses=('image',), **shared),
         FusionMethod(name='text_only', fuse=text_only, uses=('text',), **shared),
         FusionMethod(name='image_text', fuse=image_text, **shared),
-        RandomScores(
-            name='random_scores',
-            fuse=image_only,
-            uses=(),
-            generator=random_generator(seed),
-            **shared,
-        ),
+        RandomScores(name='random_scores', uses=(), seed=seed, **shared),
         FusionMethod(name='image_text_normalised', fuse=normalised, **shared),
     ]
     return {m.name: replace(m, title=api.get('method', m.name).title) for m in found}
 
 
-def method(name: str, backbone=None, seed=0, read: TextMemory = None) -> FusionMethod:
+def method(name: str, backbone=None, seed=0, read: TextMemory = None) -> FeatureMethod:
     "One baseline by name."
     found = methods(backbone, seed, read)
     if name not in found:

@@ -10,10 +10,10 @@ __all__ = ['RATINGS_FILE', 'NON_VISUAL_RATINGS', 'DEPICTION_RATINGS', 'LOOKUPS',
            'RelationIndex', 'best_triplet_score', 'candidate_draws', 'random_streams', 'random_below', 'draw_targets',
            'draw_round', 'Drawn', 'draw_triplets', 'ImageFacts', 'similar_targets', 'condition_texts',
            'sample_triplets', 'mine_triplets', 'read_triplets', 'zipf_words', 'zipf_relations', 'zipf_ratings',
-           'peak_memory', 'time_sampling', 'triplet_rates']
+           'time_sampling', 'triplet_rates']
 
 # %% ../../nbs/03_mining/02_triplets.ipynb #cb1ae338
-import json, re, resource, subprocess, sys, time
+import json, re, subprocess, sys, time
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np, pandas as pd
 from scipy.sparse import csr_array
 from ..core.parameters import one_of
-from ..core.report import progress
+from ..core.report import peak_memory_bytes, progress
 from ..core.store import fingerprint, store_root, stored
 from ..data.roots import WORLD, data_root, is_world, need_file
 from ..world.captions import THING_NOUNS
@@ -632,14 +632,6 @@ def zipf_ratings(seed: int = 0, heads: int = 40_000) -> dict:
     return {f'n{i}': float(v) for i, v in enumerate(rating) if rng.random() < 0.85}
 
 # %% ../../nbs/03_mining/02_triplets.ipynb #4508027d
-def peak_memory() -> int:
-    "Peak memory of this process in bytes."
-    try:
-        return 1024 * int(re.search(r'VmHWM:\s*(\d+)', Path('/proc/self/status').read_text())[1])
-    except (OSError, TypeError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-
-
 def _timed(work) -> dict:
     "Wall-clock and processor seconds, triplets, and the peak memory so far."
     wall, cpu = time.perf_counter(), time.process_time()
@@ -648,7 +640,7 @@ def _timed(work) -> dict:
         seconds=time.perf_counter() - wall,
         cpu_seconds=time.process_time() - cpu,
         triplets=found,
-        peak_bytes=peak_memory(),
+        peak_bytes=peak_memory_bytes(),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np, pandas as pd, torch
 from ..core.store import fingerprint
 from .metrics import METRICS, ranks
+from .ranking import rank_gallery
 from .statistics import bootstrap_ci
 from .statistics import families_of
 from ..api import Queries
@@ -231,8 +232,8 @@ def _excluded(q, protocol) -> set:
     return {*q.excluded, *([q.reference] if protocol.reference == 'removed' else [])}
 
 
-def _own_galleries(method, bench, q, vec):
-    "Scores, target columns, valid and ids of queries with a gallery each, padded to the longest."
+def _own_galleries(method, bench, q, vec) -> tuple:
+    "Queries with a gallery each, their scores, target columns, valid and ids, padded to the longest."
     rows = list(bench.queries.itertuples())
     width = max(len(r.gallery) for r in rows)
     ids = [list(r.gallery) + [r.gallery[0]] * (width - len(r.gallery)) for r in rows]
@@ -240,26 +241,7 @@ def _own_galleries(method, bench, q, vec):
     for v, r in zip(valid, rows):
         v[[j for i in _excluded(r, bench.protocol) for j, g in enumerate(r.gallery) if g == i]] = False
     gal = vec([i for g in ids for i in g]).view(len(rows), width, -1)
-    yield bench.queries, method.score(q, gal), [[r.gallery.index(t) for t in r.targets] for r in rows], valid, ids
-
-# %% ../../nbs/02a_retrieval/02_protocol.ipynb #6d42ef91
-def _shared_gallery(method, bench, q, vec, budget=2**23):
-    "The same for one gallery that all queries share, a block of queries at a time."
-    ids, rows = list(bench.shared_gallery), list(bench.queries.itertuples())
-    col, gal = {i: j for j, i in enumerate(ids)}, vec(ids)
-    step = max(1, budget // len(ids))
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step]
-        valid = np.ones((len(block), len(ids)), bool)
-        for v, r in zip(valid, block):
-            v[[col[i] for i in _excluded(r, bench.protocol) if i in col]] = False
-        yield (
-            bench.queries.iloc[start : start + step],
-            method.score(q[start : start + step], gal),
-            [[col[t] for t in r.targets] for r in block],
-            valid,
-            [ids] * len(block),
-        )
+    return bench.queries, method.score(q, gal), [[r.gallery.index(t) for t in r.targets] for r in rows], valid, ids
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e97dd987
 def _padded(lists, fill) -> np.ndarray:
@@ -286,16 +268,60 @@ def _top(scores, targets, valid, keep) -> np.ndarray:  # (Q,keep) columns
     return first[row, np.argsort(-s[row, first], axis=1, kind='stable')]
 
 
+def _lines(queries, ranks, sizes, top) -> pd.DataFrame:
+    "One line per query: the ranks (Q,P) of its targets, the size of its gallery, the ids of the best."
+    return queries[['query_id', 'task', 'reference', 'condition']].assign(
+        rank=np.where(ranks > 0, ranks, ranks.max() + 1).min(1),
+        ranks=[[x for x in r if x] for r in ranks.tolist()],
+        gallery_size=sizes,
+        top=top,
+    )
+
+
 def _ranked(queries, scores, targets, valid, ids, keep) -> pd.DataFrame:
-    "One line per query of a block."
+    "One line per query of those with a gallery each."
     S, T = torch.as_tensor(scores).float().cpu().numpy(), _padded(targets, -1)
     R = ranks(S, T, valid, list(queries.query_id))
-    return queries[['query_id', 'task', 'reference', 'condition']].assign(
-        rank=np.where(R > 0, R, R.max() + 1).min(1),
-        ranks=[[x for x in r if x] for r in R.tolist()],
-        gallery_size=valid.sum(1),
-        top=[[g[j] for j in best if v[j]] for best, v, g in zip(_top(S, T, valid, keep).tolist(), valid, ids)],
+    top = [[g[j] for j in best if v[j]] for best, v, g in zip(_top(S, T, valid, keep).tolist(), valid, ids)]
+    return _lines(queries, R, valid.sum(1), top)
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #6d42ef91
+class _GalleryView:
+    "Some rows of an array (N,D), read when they are asked for."
+
+    def __init__(self, array, rows: np.ndarray):
+        self.array, self.rows = array, rows
+        self.shape, self.dtype = (len(rows), array.shape[1]), array.dtype
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, which):  # a slice or columns of the gallery
+        return self.array[self.rows[which]]
+
+
+def _gallery(features, ids: list):  # (N,D)
+    "The features of a gallery: the array itself if the images are all of its rows in order, else a view."
+    rows = np.array([features.index[i] for i in ids])
+    whole = np.array_equal(rows, np.arange(len(features.array)))
+    return features.array if whole else _GalleryView(features.array, rows)
+
+
+def _shared_gallery(method, bench, q, features, keep) -> pd.DataFrame:
+    "One line per query of those that share a gallery."
+    ids, queries = list(bench.shared_gallery), bench.queries
+    column = {i: j for j, i in enumerate(ids)}
+    found = rank_gallery(
+        q,
+        _gallery(features, ids),
+        _padded([[column[t] for t in some] for some in queries.targets], -1),
+        [[column[i] for i in _excluded(r, bench.protocol) if i in column] for r in queries.itertuples()],
+        k=min(keep, len(ids)),
+        score=method.score,
+        names=list(queries.query_id),
     )
+    top = [[ids[j] for j in best if j >= 0] for best in found.top.tolist()]
+    return _lines(queries, found.ranks, found.candidates, top)
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e5d96cf9
 RESULT_COLUMNS = [
@@ -367,10 +393,11 @@ def evaluate(
     "Rank every query of a task; return one line per query and the rows of the result table."
     ks, features = ks or task.ks, method.encode_gallery(task.source)
     task = task.restrict(features.index)
-    blocks = (_own_galleries if task.shared_gallery is None else _shared_gallery)(
-        method, task, method.encode_queries(task.asked()), _vectors(features)
-    )
-    per_query = pd.concat([_ranked(*block, keep) for block in blocks], ignore_index=True)
+    q = method.encode_queries(task.asked())
+    if task.shared_gallery is None:
+        per_query = _ranked(*_own_galleries(method, task, q, _vectors(features)), keep)
+    else:
+        per_query = _shared_gallery(method, task, q, features, keep)
     per_query = per_query.assign(protocol=task.protocol.id)
     _check_gallery_sizes(per_query, task, ks)
     labels = dict(benchmark=task.name, method=method.name, backbone=backbone_name(method))

@@ -6,12 +6,12 @@
 __all__ = ['Rankings', 'cosine_scores', 'rank_gallery', 'ranking_rates', 'build_search_index', 'search_index']
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #4f6b9d6e
-import json, re, resource, shutil, subprocess, sys, tempfile, time
+import json, shutil, subprocess, sys, tempfile, time
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd, torch
 import torch.nn.functional as F
-from ..core.report import progress
+from ..core.report import peak_memory_bytes, progress
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #31b17b9b
 @dataclass
@@ -26,10 +26,11 @@ class Rankings:
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #b999cd94
 def cosine_scores(
     q,  # (B,D)
-    gallery,  # (n,D)
+    gallery,  # (n,D), or (B,n,D) if each query has its own
 ) -> torch.Tensor:  # (B,n)
     "Cosine of each query with each image."
-    return F.normalize(q, dim=-1) @ F.normalize(gallery, dim=-1).T
+    q, gallery = F.normalize(q.float(), dim=-1), F.normalize(gallery.float(), dim=-1)
+    return (q[:, None] * gallery).sum(-1) if gallery.ndim == 3 else q @ gallery.T
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #d2be9b21
 _GROUP = 64  # columns; the width of a block is a multiple of it
@@ -322,10 +323,10 @@ def _rankings(ranker: _Ranker, subset: _Subset, candidates: np.ndarray) -> Ranki
     return Rankings(ranks, *_with_targets(subset.top, ranker.targets, found), candidates)
 
 
-def _reject_shapes(q, gallery, targets, k: int) -> None:
-    "Shapes have to fit."
-    fit = len(q) == len(gallery) == len(targets) == 2 and gallery[1] == q[1] and targets[0] == q[0]
-    if not fit or k < 1:
+def _reject_shapes(q, gallery, targets, k: int, cosine: bool) -> None:
+    "Shapes have to fit; only a score of its own may compare vectors of different lengths."
+    fit = len(q) == len(gallery) == len(targets) == 2 and targets[0] == q[0]
+    if not fit or k < 1 or (cosine and gallery[1] != q[1]):
         raise ValueError(
             f'queries {tuple(q)}, gallery {tuple(gallery)}, targets {tuple(targets)}, k = {k}; '
             'allowed: (Q,D), (N,D), (Q,P), k ≥ 1'
@@ -357,8 +358,9 @@ def rank_gallery(
     "Rank a gallery exactly with the memory of one chunk. `ValueError` names the query that cannot be ranked."
     q, targets = torch.as_tensor(queries), np.asarray(targets, int)
     targets = targets[:, None] if targets.ndim == 1 else targets
-    _reject_shapes(q.shape, gallery.shape, targets.shape, k)
-    (Q, D), N = q.shape, len(gallery)
+    cosine = score is cosine_scores
+    _reject_shapes(q.shape, gallery.shape, targets.shape, k, cosine)
+    Q, (N, D) = len(q), gallery.shape
 
     def name(row):
         return row if names is None else names[row]
@@ -367,7 +369,6 @@ def rank_gallery(
     _reject_targets(targets, N, out, masks, name)
     device = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else device)
     rows, chunk = _block_shape(Q, N, D, device, chunk)
-    cosine = score is cosine_scores
     q = F.normalize(q.to(device).float(), dim=-1) if cosine else q.to(device).float()
     chunks = _Chunks(gallery, chunk, device, normalise=cosine)
     ranker = _Ranker(q, chunks, targets, out, None if cosine else score, rows, name)
@@ -381,14 +382,6 @@ def rank_gallery(
     return result if subsets is not None else result[None]
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #9a4b3a02
-def _peak_bytes() -> int:
-    "The most bytes that this process has held at any time, pages of mapped files included."
-    try:
-        return 1024 * int(re.search(r'VmHWM:\s*(\d+)', Path('/proc/self/status').read_text())[1])
-    except (OSError, TypeError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)
-
-
 def _random_gallery(path: Path, images: int, dim: int, dtype: str, seed: int) -> np.memmap:
     "Random features on disk, written a chunk at a time and opened to be read."
     rng, array = np.random.default_rng(seed), np.memmap(path, dtype, 'w+', shape=(images, dim))
@@ -440,7 +433,7 @@ def _ranking_race(
     assert (result.ranks > 0).all() and (result.top[:, : min(k, images)] >= 0).all()
     products = len(timed.seconds)
     plain = dict(way='plain matrix product', images=products * len(timed.x), seconds=sum(timed.seconds))
-    return [plain, dict(way='ranking in chunks', images=images, seconds=seconds, peak_bytes=_peak_bytes())]
+    return [plain, dict(way='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes())]
 
 
 def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed: int) -> list:
@@ -456,7 +449,7 @@ def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed:
     index.search(q[:64], k)
     start = time.perf_counter()
     index.search(q, min(k, images))
-    return [dict(way='FAISS flat', images=images, seconds=time.perf_counter() - start, peak_bytes=_peak_bytes())]
+    return [dict(way='FAISS flat', images=images, seconds=time.perf_counter() - start, peak_bytes=peak_memory_bytes())]
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #2284eff6
 def _race_alone(which: str, **settings) -> list:

@@ -1,8 +1,8 @@
 "Receipts and progress bars."
 
-import errno, json, os, sys
+import errno, json, os, subprocess, sys
 import numpy as np, pytest
-from cis_nb.core.report import finish, progress
+from cis_nb.core.report import finish, peak_memory_bytes, progress
 
 
 @pytest.fixture(autouse=True)
@@ -12,6 +12,31 @@ def store(tmp_path, monkeypatch):
     for k in ('CIS_REPORT', 'CIS_EXPERIMENT', 'CIS_PROFILE', 'CIS_DATA'):
         monkeypatch.delenv(k, raising=False)
     return tmp_path / 'store'
+
+
+def test_the_peak_of_memory_is_counted_in_bytes_and_stays():
+    code = '''
+import numpy as np
+from cis_nb.core.report import peak_memory_bytes
+before = peak_memory_bytes()
+large = np.ones(2**24)
+with_it = peak_memory_bytes()
+del large
+print(before, with_it, peak_memory_bytes())
+'''
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    before, with_it, after = map(int, done.stdout.split())
+    assert with_it - before == pytest.approx(2**27, rel=0.05) and after > 0.98 * with_it
+
+
+def test_the_peak_of_memory_is_known_without_linux_too(monkeypatch):
+    known = peak_memory_bytes()
+
+    def missing(*a, **k):
+        raise FileNotFoundError('/proc/self/status')
+
+    monkeypatch.setattr('pathlib.Path.read_text', missing)
+    assert 0.5 * known < peak_memory_bytes() < 2 * known
 
 
 def test_receipt_arrives_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def test_goals_have_a_direction_and_can_be_missed():
 
 
 def test_end_to_end_training_is_measured_without_a_gpu_too():
-    from cis_nb.mining.triplets import peak_memory
+    from cis_nb.core.report import peak_memory_bytes
     from cis_nb.backbones.loading import load_backbone
     from cis_nb.methods.combiner import training_rates
 
@@ -48,7 +48,7 @@ def test_end_to_end_training_is_measured_without_a_gpu_too():
         'end_to_end',
         torch=torch,
         load_backbone=load_backbone,
-        peak_memory=peak_memory,
+        peak_memory_bytes=peak_memory_bytes,
         seed=0,
         training_rates=lambda b, batch, steps, seed: training_rates(b, batch, steps, 16, 16, seed=seed),
     )
@@ -63,7 +63,7 @@ def test_end_to_end_training_is_measured_without_a_gpu_too():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 def test_a_large_backbone_learns_end_to_end_on_a_gpu():
-    from cis_nb.mining.triplets import peak_memory
+    from cis_nb.core.report import peak_memory_bytes
     from cis_nb.backbones.loading import load_backbone
     from cis_nb.methods.combiner import training_rates
 
@@ -71,7 +71,7 @@ def test_a_large_backbone_learns_end_to_end_on_a_gpu():
         'end_to_end',
         torch=torch,
         load_backbone=load_backbone,
-        peak_memory=peak_memory,
+        peak_memory_bytes=peak_memory_bytes,
         seed=0,
         training_rates=training_rates,
     )

@@ -1,10 +1,14 @@
 "Baselines: hand-computed scores, normalised queries, random scores."
 
 import math
-import pandas as pd, pytest, torch
+from dataclasses import replace
+from types import SimpleNamespace
+import numpy as np, pandas as pd, pytest, torch
+from cis_nb.api import Queries
 from cis_nb.backbones.features import l2_normalize
 from cis_nb.experiments import comparison as cp
 from cis_nb.methods import baselines as bl
+from cis_nb.retrieval.ranking import rank_gallery
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +20,17 @@ def rows(*items):
     return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(
         draw=0, gallery_size=15, reference='r'
     )
+
+
+def images(ids):
+    "Images that have a feature, whatever it is."
+    return SimpleNamespace(
+        ids=ids, features=lambda b: SimpleNamespace(array=np.zeros((0, 5)), index=dict.fromkeys(ids))
+    )
+
+
+def queries(n):
+    return Queries([f'q{i}' for i in range(n)], [['at night']] * n, [None] * n, images([]))
 
 
 # --- baselines
@@ -31,7 +46,8 @@ def test_raw_and_unit_average_differ_only_when_lengths_differ():
 def test_queries_have_length_one_for_every_method():
     ref, cond = torch.randn(7, 5) * 4, torch.randn(7, 5)
     for m in bl.methods().values():
-        assert torch.allclose(m.fuse(ref, cond).norm(dim=1), torch.ones(7), atol=1e-6), m.name
+        q = m.fuse(ref, cond) if isinstance(m, bl.FusionMethod) else m.encode_queries(queries(7))
+        assert torch.allclose(q.norm(dim=1), torch.ones(7), atol=1e-6), m.name
 
 
 def test_scores_agree_for_own_and_shared_galleries():
@@ -39,18 +55,51 @@ def test_scores_agree_for_own_and_shared_galleries():
     assert torch.allclose(m.score(q, gal), m.score(q, gal.expand(4, 9, 6)), atol=1e-6)
 
 
-def test_random_scores_are_seeded_and_differ_between_calls():
-    gal = torch.zeros(3, 15, 2)
-    a, b = bl.method('random_scores', seed=1), bl.method('random_scores', seed=1)
-    first = a.score(torch.zeros(3, 2), gal)
-    assert torch.equal(first, b.score(torch.zeros(3, 2), gal)) and not torch.equal(
-        first, a.score(torch.zeros(3, 2), gal)
-    )
+def random_scores(seed=0):
+    return bl.method('random_scores', SimpleNamespace(fingerprint='blind'), seed=seed)
+
+
+def test_random_scores_depend_on_seed_query_and_image_alone():
+    m, asked, ids = random_scores(), queries(4), [f'i{j}' for j in range(9)]
+    f, turned = m.encode_gallery(images(ids)), m.encode_gallery(images(ids[::-1]))
+    q, g = m.encode_queries(asked), torch.tensor(f.array)
+    scores = m.score(q, g)
+    assert torch.equal(q, random_scores().encode_queries(asked)) and (f.array == turned.array[::-1]).all()
+    assert {i: f.array[r].tolist() for i, r in f.index.items()} == {
+        i: turned.array[r].tolist() for i, r in turned.index.items()
+    }
+    assert torch.allclose(m.score(q[1:2], g[3:5]), scores[1:2, 3:5], atol=1e-6)
+    assert not torch.equal(q, random_scores(1).encode_queries(asked))
+    assert (random_scores(1).encode_gallery(images(ids)).array != f.array).any()
+    assert random_scores().fingerprint != random_scores(1).fingerprint
+    for other in (
+        replace(asked, ids=list('abcd')),
+        replace(asked, texts=[['x']] * 4),
+        replace(asked, references=ids[:4]),
+    ):
+        assert (m.encode_queries(other) != q).any(1).all()
+
+
+def test_random_scores_know_only_images_that_have_a_feature():
+    some = SimpleNamespace(ids=['a', 'b', 'c'], features=lambda b: SimpleNamespace(index=dict(a=0, c=2)))
+    f = random_scores().encode_gallery(some)
+    assert list(f.index) == ['a', 'c'] and f.array.shape[0] == 2
+    assert (f.array == random_scores().encode_gallery(images(['a', 'c'])).array).all()
 
 
 def test_random_scores_find_what_chance_finds():
-    ranks = bl.method('random_scores').score(torch.zeros(20000, 2), torch.zeros(20000, 15, 2)).argmax(1)
-    assert abs((ranks == 0).float().mean().item() - 1 / 15) < 0.006
+    m, n = random_scores(), 10_000
+    own = torch.tensor(m.encode_gallery(images(range(15 * n))).array).float().view(n, 15, -1)
+    first = m.score(m.encode_queries(queries(n)), own).argmax(1)
+    assert ((first.bincount(minlength=15) / n - 1 / 15).abs() < 0.012).all()
+
+
+def test_random_scores_rank_a_shared_gallery_in_chunks():
+    m, targets = random_scores(), np.arange(4000) % 500
+    q, g = m.encode_queries(queries(4000)), m.encode_gallery(images(range(500))).array
+    found = rank_gallery(q, g, targets, score=m.score, device='cpu')
+    assert (found.ranks == rank_gallery(q, g, targets, score=m.score, chunk=70, device='cpu').ranks).all()
+    assert [100 * (found.ranks <= k).mean() for k in (5, 50, 250)] == pytest.approx([1, 10, 50], abs=2)
 
 
 def test_chance_of_mixed_galleries():

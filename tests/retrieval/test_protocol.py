@@ -9,9 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
 
 from cis_nb.methods.baselines import FusionMethod
+from cis_nb.retrieval import ranking
 from cis_nb.retrieval.protocol import RESULT_COLUMNS, Protocol, Task, evaluate, reachable
 from cis_nb.retrieval.metrics import map_at_k, ranks, recall_at_k
 from slow_metrics import slow_ranks, slow_ap
@@ -184,13 +186,120 @@ def test_tables_that_cannot_be_ranked():
     assert gone == ['q0'] and len(kept) == 24
 
 
-def test_large_shared_galleries_are_scored_in_blocks(monkeypatch):
-    import cis_nb.retrieval.protocol as m
+def tied_world(seed):
+    "A task with a shared gallery of random features, half of them copies, with excluded images and several targets."
+    r = np.random.default_rng(seed)
+    N, Q = int(r.integers(12, 150)), int(r.integers(1, 12))
+    bench, backbone, vectors, _ = world(N, 1, seed=seed, own=False)
+    rows, ids = [], bench.shared_gallery
+    for n, i in enumerate(ids):
+        if r.random() < 0.5:
+            vectors[i] = vectors[ids[int(r.integers(0, n + 1))]]
+    for q in range(Q):
+        picked = [str(i) for i in r.permutation(ids)]
+        targets, gone = picked[1 : 1 + int(r.integers(1, 5))], picked[5 : 5 + int(r.integers(0, 4))]
+        row = dict(query_id=f'q{q}', reference=picked[0], condition=f'c{r.integers(5)}', targets=targets)
+        rows.append(row | dict(excluded=gone + ['nowhere']))
+    protocol = Protocol('b/t', reference=str(r.choice(['kept', 'removed'])))
+    order = [str(i) for i in r.permutation(ids)] if r.random() < 0.5 else ids
+    return replace(bench, queries=pd.DataFrame(rows), shared_gallery=order, protocol=protocol), backbone, vectors
 
-    bench, backbone, *_ = world(own=False)
-    whole = evaluate(method(add, backbone), bench)[0]
-    monkeypatch.setattr(m._shared_gallery, '__defaults__', (100,))
-    assert evaluate(method(add, backbone), bench)[0].ranks.tolist() == whole.ranks.tolist()
+
+def slow_lines(bench, score, keep):
+    "Each query by the definition: ranks, the best, the size of its gallery."
+    for r in bench.queries.itertuples():
+        gone = {*r.excluded, *([r.reference] if bench.protocol.reference == 'removed' else [])}
+        gallery = [i for i in bench.shared_gallery if i not in gone]
+        s = [score(r, i) for i in gallery]
+        best = sorted(range(len(s)), key=lambda j: (-s[j], gallery[j] in r.targets, j))[:keep]
+        slow = slow_ranks(s, [gallery.index(t) for t in r.targets], [True] * len(s))
+        yield slow, [gallery[j] for j in best], len(gallery)
+
+
+def in_chunks(monkeypatch, chunk, queries=3):
+    monkeypatch.setattr(ranking, '_block_shape', lambda Q, N, D, device, _: (min(queries, Q), min(chunk, N)))
+
+
+class Dots(FusionMethod):
+    "A method with a score of its own: products of raw features."
+
+    def score(self, q, gallery):
+        return q @ gallery.T
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1, 5, 64, 10**6]), st.sampled_from([1, 10, 1000]))
+def test_a_shared_gallery_is_ranked_by_the_definition_in_any_chunks(seed, chunk, keep):
+    bench, backbone, vectors = tied_world(seed)
+    m = Dots(name='m', fuse=image, backbone=backbone)
+    for i, v in vectors.items():
+        vectors[i] = np.round(v).astype(np.float32)  # small integers: products are exact, and many tie
+    with pytest.MonkeyPatch.context() as patch:
+        in_chunks(patch, chunk)
+        found = evaluate(m, bench, ks=(1,), keep=keep)[0]
+    slow = list(slow_lines(bench, lambda r, i: float(vectors[r.reference] @ vectors[i]), keep))
+    assert [(g.ranks, g.top, g.gallery_size) for g in found.itertuples()] == slow
+    assert found['rank'].tolist() == [min(r) for r, _, _ in slow] and found.query_id.tolist() == list(
+        bench.queries.query_id
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1, 7, 64, 10**6]))
+def test_copies_of_an_image_tie_by_the_cosine_in_any_chunks(seed, chunk):
+    bench, backbone, vectors = tied_world(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        in_chunks(patch, chunk)
+        found = evaluate(method(image, backbone), bench, ks=(1,), keep=12)[0]
+    units = {i: unit(v.astype(np.float64)) for i, v in vectors.items()}
+
+    def score(r, i):
+        return round(float(units[r.reference] @ units[i]), 6)  # copies are equal, others differ by more
+
+    distinct = np.unique(np.stack(list(units.values())), axis=0)
+    for r in bench.queries.reference:
+        gaps = np.diff(np.sort(distinct @ units[r]))
+        assume(gaps.min(initial=1) > 1e-5)
+    assert [(g.ranks, g.top, g.gallery_size) for g in found.itertuples()] == list(slow_lines(bench, score, 12))
+
+
+class Watched:
+    "An array that keeps how many rows were read at a time."
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.reads = array, array.shape, array.dtype, []
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, which):
+        part = self.array[which]
+        self.reads.append(len(part))
+        return part
+
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_a_shared_gallery_is_read_chunk_by_chunk(whole, monkeypatch):
+    bench, backbone, *_ = world(n_images=1000, own=False)
+    bench = replace(bench, shared_gallery=bench.images[:: 1 if whole else -1])
+    expected, features = evaluate(method(add, backbone), bench)[0], backbone.features(bench.source)
+    features.array = Watched(features.array)
+    monkeypatch.setattr(backbone, 'features', lambda images: features)
+    in_chunks(monkeypatch, 64, queries=25)
+    found = evaluate(method(add, backbone), bench)[0]
+    assert max(features.array.reads) == 64 and len(features.array.reads) >= 1000 / 64
+    assert sum(features.array.reads) == 25 + len({t for some in bench.queries.targets for t in some}) + 1000
+    assert found.ranks.tolist() == expected.ranks.tolist() and found.top.tolist() == expected.top.tolist()
+
+
+def test_broken_features_and_targets_of_a_shared_gallery_name_the_query():
+    bench, backbone, vectors, _ = world(own=False)
+    with pytest.raises(ValueError, match='query q3: a target is not among the candidates'):
+        q = bench.queries.assign(excluded=[r.targets if r.query_id == 'q3' else [] for r in bench.queries.itertuples()])
+        evaluate(method(add, backbone), replace(bench, queries=q))
+    vectors['i7'][:] = np.nan
+    with pytest.raises(ValueError, match='query q0: the score of candidate 7 is nan'):
+        evaluate(method(text, backbone), bench)
 
 
 @pytest.mark.data

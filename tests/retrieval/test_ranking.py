@@ -101,6 +101,22 @@ def test_scores_that_depend_on_the_place_in_a_chunk_are_ranked_as_they_are_met(s
     assert_equals_definition(result, met.numpy(), targets, excluded, 9)
 
 
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float32])
+def test_cosines_of_own_and_shared_galleries_are_the_same(dtype):
+    q, g = torch.randn(5, 8), torch.randn(7, 8).to(dtype)
+    slow = [[torch.cosine_similarity(a, b.float(), 0) for b in g] for a in q]
+    assert torch.allclose(cosine_scores(q, g), torch.tensor(slow), atol=1e-6)
+    assert torch.allclose(cosine_scores(q, g.expand(5, 7, 8)), torch.tensor(slow), atol=1e-6)
+
+
+def test_a_score_of_its_own_may_compare_vectors_of_different_lengths():
+    q, g, targets = torch.randn(6, 3), torch.randn(90, 5), np.arange(6)[:, None]
+    found = rank_gallery(q, g, targets, score=lambda q, g: q @ g[:, :3].T, chunk=64, device='cpu')
+    assert (found.ranks == rank_gallery(q, g[:, :3], targets, score=dot_scores, chunk=64, device='cpu').ranks).all()
+    with pytest.raises(ValueError, match=r'queries \(6, 3\), gallery \(90, 5\)'):
+        rank_gallery(q, g, targets)
+
+
 def test_blocks_of_queries_change_nothing(monkeypatch):
     q, g = torch.randn(70, 16), torch.randn(500, 16)
     targets = np.stack([np.random.default_rng(i).permutation(500)[:3] for i in range(70)])
@@ -225,13 +241,14 @@ def test_a_random_score_is_refused_in_chunks():
 def test_memory_is_that_of_a_chunk_and_not_of_the_table():
     code = '''
 import numpy as np, torch
-from cis_nb.retrieval.ranking import _peak_bytes, rank_gallery
+from cis_nb.core.report import peak_memory_bytes
+from cis_nb.retrieval.ranking import rank_gallery
 torch.set_num_threads(1)
 g, q = np.random.default_rng(0).standard_normal((400_000, 16), dtype=np.float32), torch.randn(1000, 16)
 rank_gallery(q[:2], g[:100], [0, 0], device='cpu')
-before = _peak_bytes()
+before = peak_memory_bytes()
 rank_gallery(q, g, np.arange(1000), device='cpu')
-print(_peak_bytes() - before)
+print(peak_memory_bytes() - before)
 '''
     grown = int(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
     assert grown < 4 * 1000 * 400_000 / 3  # the table of scores would have 1.6 GB
