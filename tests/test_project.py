@@ -227,7 +227,7 @@ def test_every_parameter_file_fits_its_notebook(profile):
 
 def test_the_map_names_experiments_that_exist_or_what_is_waited_for():
     m = site.paper_map()
-    assert not m.duplicated(['paper', 'item']).any() and set(m.kind) <= set(site.KINDS)
+    assert not m.duplicated(['paper', 'item']).any() and set(m.kind) <= set(site.MAP_KINDS)
     for r in m.itertuples():
         for profile, name in [*site.made_by(r), *site.made_by(r._replace(here=r.scale))]:
             assert (ROOT / 'params' / profile / f'{name}.yaml').exists(), (
@@ -274,12 +274,12 @@ def test_the_map_holds_all_printed_tables_and_figures():
     printed = {
         (d.paper.iloc[0], name)
         for p in (ROOT / 'cis_nb' / 'paper').glob('*_*.csv')
-        if p.stem.split('_')[0] in site.PAPERS
+        if p.stem.split('_')[0] in site.PAPER_TITLES
         for d in [pd.read_csv(p, dtype=str)]
         for name in [p.stem]
     }
     assert not {name for paper, name in printed} - set(m.numbers)
-    figures = {p: int((m.paper.eq(p) & m.item.str.startswith('Figure')).sum()) for p in site.PAPERS}
+    figures = {p: int((m.paper.eq(p) & m.item.str.startswith('Figure')).sum()) for p in site.PAPER_TITLES}
     assert figures == dict(genecis=13, compodiff=14, lrvsf=16, lincir=8)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'TEST_NOUNS', 'TEXTS', 'States', 'read_states', 'nouns_for_test', 'for_test', 'state_queries', 'drawn',
-           'load_mitstates', 'mitstates_benchmark', 'MITStatesPlugin', 'chance']
+           'load_mitstates', 'mitstates_benchmark', 'MITStatesPlugin', 'state_chance']
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #be1a97e6
 from dataclasses import dataclass
@@ -207,7 +207,7 @@ class MITStatesPlugin(BenchmarkPlugin):
         return mitstates_benchmark(dataset_root(self.name, data, size, seed), seed=draw, **options)
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #5feeea7b
-def chance(bench: Task, k: int) -> float:  # in percent
+def state_chance(bench: Task, k: int) -> float:  # in percent
     "R@k of a guess, averaged over the queries."
     n, N = bench.queries.targets.map(len).to_numpy(), len(bench.shared_gallery) - 1  # without the reference
     j = np.arange(min(k, N))[:, None]

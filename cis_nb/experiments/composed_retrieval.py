@@ -28,7 +28,7 @@ from cis_nb.benchmarks.cirr import (
     score_submission,
     write_submission,
 )
-from ..benchmarks.mit_states import chance as chance_of_states
+from ..benchmarks.mit_states import state_chance
 from ..benchmarks.mit_states import load_mitstates
 from ..core.parameters import one_of
 from ..core.report import progress
@@ -159,7 +159,7 @@ def chance_recall(task: Task, k: int) -> float:  # percent
 def chance_recalls(sets: dict) -> dict:  # task -> k -> percent
     "Recall of a guess."
     return {
-        t: {k: chance_of_states(b, k) if t == 'states' else chance_recall(b, k) for k in KS[t]}
+        t: {k: state_chance(b, k) if t == 'states' else chance_recall(b, k) for k in KS[t]}
         for t, b in sets.items()
         if t != 'circo'
     }

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['RANKING_COLUMNS', 'BRIEF', 'share_images', 'rankings', 'cached', 'read_cached', 'cached_rankings', 'summary',
-           'load_tasks', 'readable', 'training_config', 'Entry', 'untrained_methods', 'share_texts', 'trained_entry',
-           'trained_entries', 'cached_trained_rankings', 'unknown_names', 'object_detector', 'task_specific_solutions',
-           'task_specific_rankings', 'cached_task_specific_rankings', 'GenecisTasks', 'genecis_tasks', 'GenecisRun',
-           'run_genecis']
+           'load_genecis_tasks', 'readable', 'training_config', 'Entry', 'untrained_methods', 'share_texts',
+           'trained_entry', 'trained_entries', 'cached_trained_rankings', 'unknown_names', 'object_detector',
+           'task_specific_solutions', 'task_specific_rankings', 'cached_task_specific_rankings', 'GenecisTasks',
+           'genecis_tasks', 'GenecisRun', 'run_genecis']
 
 # %% ../../nbs/05b_experiments/01_genecis.ipynb #6ccbbc96
 import os
@@ -95,7 +95,7 @@ def summary(per_query, backbone: str, seed=0) -> pd.DataFrame:
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=RESULT_COLUMNS)
 
 # %% ../../nbs/05b_experiments/01_genecis.ipynb #3f94b695
-def load_tasks(
+def load_genecis_tasks(
     root, tasks=TASKS, n=500, draws=1, rules=Rules(), crop_mode='official', seed=0
 ) -> tuple:  # {(draw, task): Benchmark}, {task: why not}
     "The tasks below `root`, and why some are not there."
@@ -289,7 +289,7 @@ def genecis_tasks(p: dict, crop_mode='official') -> GenecisTasks:
     root = annotations_root(p['data'], p['coco_images'], p['vaw_images'], p['caption_images'], p['world_seed'])
     rules = Rules(p['min_categories'], p['min_shared'], p['far'])
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
-    there, missing = load_tasks(root, p['tasks'], p['templates'], p['draws'], rules, crop_mode, p['seed'])
+    there, missing = load_genecis_tasks(root, p['tasks'], p['templates'], p['draws'], rules, crop_mode, p['seed'])
     if crop_mode != 'official':  # whole images have no crop
         there = {(d, t): b for (d, t), b in there.items() if t.endswith('attribute')}
     tasks, broken = readable(share_images(there), model)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['info_nce', 'all_gather_with_grad', 'pairs', 'retrieval', 'twin_hits', 'auc', 'zero_shot', 'embed_images',
-           'embed_texts', 'answers', 'questions', 'result_rows', 'Similarities', 'Contrastive', 'ContrastivePlugin']
+           'embed_texts', 'answers', 'questions', 'probe_rows', 'Similarities', 'Contrastive', 'ContrastivePlugin']
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #4095aa4b
 import json
@@ -139,7 +139,7 @@ def questions(data: str, n: int, image_size: int) -> dict:
     return dict(pairs=held_out.scenes(n), twins=held_out.batch(range(n // 2 * 2)), probes=probes(n, image_size))
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #33699bd5
-def result_rows(found: dict, data: str, seed: int = 0, **labels) -> tuple:
+def probe_rows(found: dict, data: str, seed: int = 0, **labels) -> tuple:
     "Rows of the result table from `answers`, and their protocols."
     name, rows, protocols = f'pairs/{Path(data).name}', [], []
     candidates = {
@@ -214,7 +214,7 @@ class Contrastive:
 
     def evaluation(self, data='world', **labels) -> Evaluation:
         "Result rows, their protocols, and similarities of held-out pairs."
-        rows, protocols = result_rows(self.answers(), data, **labels)
+        rows, protocols = probe_rows(self.answers(), data, **labels)
         return Evaluation(rows, protocols, self.examples())
 
     def validate(self):

@@ -105,7 +105,7 @@ def test_warnings_are_counted_and_not_shown(project):
     assert book.run(e)
     nb = read_notebook(e.folder / 'notebook.ipynb')
     assert site.count_warnings(nb) == 1 and 'noise' in str(nb['cells'][-1]['outputs'])
-    assert not any(o.get('name') == 'stderr' for c in site.page(nb, {})['cells'] for o in c.get('outputs', ()))
+    assert not any(o.get('name') == 'stderr' for c in site.notebook_page(nb, {})['cells'] for o in c.get('outputs', ()))
     assert '1 cell with warnings' in site.run_line(e, ('done', ''), nb)
 
 

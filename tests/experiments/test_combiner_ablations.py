@@ -105,8 +105,8 @@ def test_effects_are_result_rows(tiny):
 
 def test_all_steps_back_are_the_published_recipe():
     usual, ours = CombinerConfig(), settings(A.OURS)
-    assert A.PUBLISHED == {k: getattr(usual, k) for k in A.PUBLISHED}
-    assert all(getattr(ours, k) != v for k, v in A.PUBLISHED.items())
+    assert A.PUBLISHED_COMBINER == {k: getattr(usual, k) for k in A.PUBLISHED_COMBINER}
+    assert all(getattr(ours, k) != v for k, v in A.PUBLISHED_COMBINER.items())
 
 
 def test_the_papers_table_has_six_rows():

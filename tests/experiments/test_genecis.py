@@ -229,7 +229,7 @@ def test_unknown_names_are_errors():
     with pytest.raises(KeyError, match='image_only'):
         bl.method('image_txt', eyes)
     with pytest.raises(ValueError, match='the tasks are'):
-        ev.load_tasks('.', ['focus_colour'])
+        ev.load_genecis_tasks('.', ['focus_colour'])
 
 
 # --- a folder of real images
@@ -260,7 +260,7 @@ def folder(tmp_path):
 
 
 def test_released_templates_are_used_and_missing_images_make_them_partial(folder):
-    found, missing = ev.load_tasks(folder, ['focus_object', 'change_object'], draws=3)
+    found, missing = ev.load_genecis_tasks(folder, ['focus_object', 'change_object'], draws=3)
     b = found[0, 'focus_object']
     assert list(found) == [(0, 'focus_object')] and 'change_object' in missing  # no second draw of released templates
     assert len(b) == 1 and b.protocol.coverage == 0.5 and 'partial' in cp.protocol_line([b.protocol])
@@ -268,11 +268,11 @@ def test_released_templates_are_used_and_missing_images_make_them_partial(folder
 
 def test_without_a_usable_query_the_task_is_left_out_with_the_reason(folder):
     (folder / 'val2017' / '000000000003.jpg').unlink()
-    found, missing = ev.load_tasks(folder, ['focus_object'])
+    found, missing = ev.load_genecis_tasks(folder, ['focus_object'])
     assert not found and 'no query has all of its own' in missing['focus_object']
 
 
 def test_a_broken_file_is_an_error_and_not_a_missing_task(folder):
     (folder / 'genecis' / 'focus_object.json').write_text('[{"reference":')
     with pytest.raises(ValueError, match='not JSON'):
-        ev.load_tasks(folder, ['focus_object'])
+        ev.load_genecis_tasks(folder, ['focus_object'])

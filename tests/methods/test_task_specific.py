@@ -10,7 +10,7 @@ from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.retrieval.metrics import ranks
 from cis_nb.retrieval.protocol import evaluate
 from cis_nb.benchmarks.genecis import TASKS, read_templates
-from cis_nb.experiments.genecis import load_tasks, share_images
+from cis_nb.experiments.genecis import load_genecis_tasks, share_images
 from cis_nb.methods import task_specific as sp
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.methods.baselines import method
@@ -34,7 +34,8 @@ def small():
 @pytest.fixture(scope='module')
 def tasks(small):
     return {
-        t: b for (_, t), b in load_tasks(small, n=20, rules=Rules(min_categories=6, min_shared=4, far=1))[0].items()
+        t: b
+        for (_, t), b in load_genecis_tasks(small, n=20, rules=Rules(min_categories=6, min_shared=4, far=1))[0].items()
     }
 
 
