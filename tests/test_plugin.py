@@ -119,3 +119,14 @@ def test_no_file_of_the_book_names_the_packages():
     assert len(text) > 200
     named = [p for p in text if re.search('learned_sum|csv_queries', p.read_text(encoding='utf-8'))]
     assert named == []
+
+
+def test_the_page_your_own_method_needs_forty_lines_of_code():
+    "From the network to the table: lines that are neither empty nor a comment."
+    cells = json.loads((ROOT / 'nbs/06_evaluation/your_own_method.ipynb').read_text())['cells']
+    text = [''.join(c['source']) for c in cells]
+    first = next(i for i, t in enumerate(text) if t.startswith('## The method in forty lines'))
+    last = next(i for i, t in enumerate(text) if 'show_table(' in t)
+    code = [t for t, c in zip(text[first : last + 1], cells[first : last + 1]) if c['cell_type'] == 'code']
+    lines = [l for t in code for l in t.splitlines() if l.strip() and not l.strip().startswith('#')]
+    assert 30 < len(lines) <= 40, len(lines)
