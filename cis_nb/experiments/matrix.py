@@ -74,6 +74,11 @@ class MatrixRun:
     per_query: pd.DataFrame
     results: pd.DataFrame
 
+    @property
+    def titles(self) -> dict:  # name -> title
+        "The methods in the order in which they were named."
+        return {e.method.name: e.method.title for e in self.entries}
+
 
 def run_matrix(
     p: dict,  # the parameters of an experiment
