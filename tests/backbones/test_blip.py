@@ -253,6 +253,7 @@ def test_a_benchmark_of_the_world_is_answered(b, store):
         ('searle', dict(phrases=4, search_steps=4, num_concepts_inversion=3, num_concepts_distillation=5)),
     ],
 )
+@pytest.mark.e2e
 def test_a_short_training_leaves_words_behind(name, more, folder, store):
     p = settings(
         dict(

@@ -19,6 +19,7 @@ def b():
 
 
 @pytest.mark.parametrize('name', ['vit_b32', 'rn50x4'])
+@pytest.mark.e2e
 def test_published_architectures_encode(name):
     b = load_backbone(name, 'none', device='cpu')
     texts = ['a boat', '', 'a photo of $ that is red', 'word ' * 100]

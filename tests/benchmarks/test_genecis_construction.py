@@ -115,6 +115,7 @@ def test_nothing_fillable_is_missed(seed, rules):
 
 @settings(max_examples=25, **quiet)
 @given(seeds, st.sampled_from(TASKS[:2]), st.sampled_from([0, 0.1, 0.4]))
+@pytest.mark.e2e
 def test_attribute_rules(seed, task, messy):
     x, rules = random_instances(seed, messy=messy), Rules()
     b = build_attribute(task, x, 40, rules, seed)

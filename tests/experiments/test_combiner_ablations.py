@@ -120,6 +120,7 @@ def test_the_papers_table_has_six_rows():
     'change',
     [{}, dict(filter='none'), dict(partner='random'), dict(captions='first'), dict(attributes=False), dict(seed=3)],
 )
+@pytest.mark.e2e
 def test_a_small_set_is_the_beginning_of_a_large_one(c, change):
     p = settings(A.OURS | dict(samples=300) | change)
     assert A.sampled_triplets(c, p.model_copy(update=dict(samples=75))).equals(A.sampled_triplets(c, p).head(75))

@@ -12,6 +12,7 @@ torch.set_num_threads(1)
     'chapter', ['07_ablations/supervision', '07_ablations/corpus', '08_scaling/pseudo_words_backbones']
 )
 @pytest.mark.parametrize('sets', [['circo'], ['full']])
+@pytest.mark.e2e
 def test_a_chapter_of_variants_runs_with_one_set(chapter, sets, monkeypatch):
     from cis_nb.core.experiment_files import code_cells, notebooks, read_notebook, tags
 

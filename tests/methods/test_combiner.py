@@ -69,6 +69,7 @@ def test_a_frozen_half_keeps_every_bit_and_the_other_moves(tune, tmp_path):
 
 
 @pytest.mark.parametrize('tune', ['none', 'both'])
+@pytest.mark.e2e
 def test_what_is_saved_is_read_again(tune, tmp_path):
     o = objective(tune)
     fit(o, tmp_path / 'run', steps=2, eval_every=0)
@@ -94,6 +95,7 @@ def test_what_is_saved_is_read_again(tune, tmp_path):
         assert b.fingerprint in str(e.value) and other.fingerprint in str(e.value)
 
 
+@pytest.mark.e2e
 def test_cut_off_and_resumed_is_bit_identical(tmp_path):
     class Stops(C.CombinerTraining):
         calls = 0
@@ -304,6 +306,7 @@ def cirr(tmp_path):
     return tmp_path / 'data'
 
 
+@pytest.mark.e2e
 def test_cirr_teaches_and_judges(cirr, monkeypatch):
     monkeypatch.setenv('CIS_DATA', str(cirr))
     given = dict(method='combiner', data='photographs', triplets='cirr', device='cpu', dtype='float32')
@@ -318,6 +321,7 @@ def test_cirr_teaches_and_judges(cirr, monkeypatch):
         T.make_objective(T.settings(given | dict(negatives='both')))
 
 
+@pytest.mark.e2e
 def test_mined_triplets_teach_and_the_page_has_its_parts(tmp_path):
     given = dict(method='combiner', photos=120, cirr=30, samples=300, val_samples=20, steps=2, batch_size=8)
     given |= dict(device='cpu', dtype='float32')

@@ -76,6 +76,7 @@ def free_gb():  # of memory, as Linux counts it
 @pytest.mark.parametrize(
     'name, width, layers', [('vit_b32', 512, 12), ('vit_l', 768, 12), ('vit_h', 1024, 24), ('vit_g', 1280, 32)]
 )
+@pytest.mark.e2e
 def test_a_word_put_in_is_the_word_in_the_published_towers(name, width, layers):
     need = (
         sum(p.numel() for p in build_text_model(BACKBONES[name].config, device='meta').parameters()) * 4 / 2**30 + 1.5
@@ -158,6 +159,7 @@ def test_the_default_for_a_published_backbone_is_lincir():
     assert (c.method, c.pretrained) == ('lincir', 'default')
 
 
+@pytest.mark.e2e
 def test_a_traced_tower_gives_the_same_loss(store):
     from cis_nb.train import make_objective, settings
 

@@ -30,6 +30,7 @@ def store(tmp_path, monkeypatch):
         ('searle', dict(phrases=2, search_steps=2, num_concepts_inversion=3, num_concepts_distillation=5, width=64)),
     ],
 )
+@pytest.mark.e2e
 def test_training_is_the_same_after_a_stop(store, name, more):
     p = params_of(
         dict(

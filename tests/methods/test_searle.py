@@ -167,6 +167,7 @@ def some_pictures():
     return training_image_features(tiny, 'world', 60)
 
 
+@pytest.mark.e2e
 def test_a_found_word_means_its_picture_and_not_another(store):
     features = some_pictures()[:12]
     phrases = S.read_phrases(tiny, S.phrase_folder(n=4))

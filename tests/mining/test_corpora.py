@@ -104,6 +104,7 @@ def test_a_long_caption_is_cut_before_it_is_masked(store):
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
 @example(['¬®²', 'Â¬Â®', 'Ä¢\x95'])  # pieces that mean something else on their own
 @settings(max_examples=60, deadline=None)
+@pytest.mark.e2e
 def test_any_text_becomes_the_ids_that_the_backbone_makes(texts):
     nlp, tiny = spacy.blank('en'), load_backbone('tiny', device='cpu')
     for t in map(normalize_caption, texts):

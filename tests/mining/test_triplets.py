@@ -315,6 +315,7 @@ def said(root, n=60):
     return root
 
 
+@pytest.mark.e2e
 def test_mined_keeps_splits_apart_and_is_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
     root = said(tmp_path / 'photos')
@@ -353,6 +354,7 @@ def test_a_small_validation_split_costs_no_training_triplets(tmp_path, monkeypat
 # ---- speed
 
 
+@pytest.mark.e2e
 def test_rates_come_from_processes_of_their_own():
     r = T.triplet_rates(500, 3000, 5)
     assert (

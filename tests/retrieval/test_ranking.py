@@ -238,6 +238,7 @@ def test_a_random_score_is_refused_in_chunks():
         rank_gallery(torch.randn(3, 2), torch.randn(50, 2), [1, 2, 3], score=luck, chunk=10, device='cpu')
 
 
+@pytest.mark.e2e
 def test_memory_is_that_of_a_chunk_and_not_of_the_table():
     code = '''
 import numpy as np, torch
@@ -254,6 +255,7 @@ print(peak_memory_bytes() - before)
     assert grown < 4 * 1000 * 400_000 / 3  # the table of scores would have 1.6 GB
 
 
+@pytest.mark.e2e
 def test_rates_are_those_of_the_sizes_that_were_asked_for():
     rates = ranking_rates(queries=20, images=500, dim=8, k=5, faiss_images=300, threads=1)
     assert rates.images.tolist()[1:] == [500, 300] and (rates.seconds > 0).all() and rates.share[0] == 1
