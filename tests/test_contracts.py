@@ -93,6 +93,7 @@ def test_a_configuration_says_what_every_parameter_is(name):
 
 
 @pytest.mark.parametrize('name', TRAINED)
+@pytest.mark.e2e
 def test_a_method_trains_is_loaded_and_scores(name):
     fields = api.get('method', name).Config.model_fields
     config = settings({k: v for k, v in SMALL.items() if k in fields} | dict(method=name))

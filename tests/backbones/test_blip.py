@@ -283,6 +283,7 @@ def test_a_short_training_leaves_words_behind(name, more, folder, store):
     assert (about['backbone'], about['pretrained'], about['fingerprint']) == ('blip', str(folder), own.fingerprint)
 
 
+@pytest.mark.e2e
 def test_the_tower_stays_as_it_is_and_the_loss_falls(folder, store):
     p = settings(
         dict(

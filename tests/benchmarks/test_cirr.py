@@ -113,6 +113,7 @@ def slow_rank(vector, e, candidates, members_only=False):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 2]))
+@pytest.mark.e2e
 def test_every_rank_of_made_up_sets_equals_a_slow_sort(tmp_path_factory, seed, levels):
     root = tmp_path_factory.mktemp('cirr')
     entries, files = small_set(root, seed)

@@ -278,6 +278,7 @@ def test_a_tar_cut_anywhere_loses_only_what_is_gone_and_says_so(tmp_path):
 
 @quick
 @given(st.data())
+@pytest.mark.e2e
 def test_a_tar_with_flipped_bytes_never_crashes(tmp_path_factory, data):
     root = tmp_path_factory.mktemp('flip')
     write_tar(root / 'x.tar', side_by_side(3))

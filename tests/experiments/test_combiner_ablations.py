@@ -134,6 +134,7 @@ def test_first_captions_are_one_per_photograph(c):
 # ---- runs
 
 
+@pytest.mark.e2e
 def test_the_same_question_is_the_same_run(c, tiny):
     run = A.train_variant(c, SMALL, tiny)
     assert A.train_variant(c, SMALL, tiny) == run and A.train_variant(c, SMALL | dict(device='auto'), tiny) == run
@@ -158,6 +159,7 @@ def test_a_run_goes_on_from_another(c, tiny):
 
 
 @pytest.mark.parametrize('tune, kept', [('text', 'visual'), ('image', 'transformer')])
+@pytest.mark.e2e
 def test_the_half_at_rest_keeps_every_bit(c, tiny, tune, kept):
     "The features of pictures are used again where only the words' half has trained."
     before = {k: v.clone() for k, v in tiny.model.state_dict().items()}

@@ -57,6 +57,7 @@ def fit(o, folder, steps=3, **kw):
 
 
 @pytest.mark.parametrize('tune', ['none', 'text', 'image', 'both'])
+@pytest.mark.e2e
 def test_a_frozen_half_keeps_every_bit_and_the_other_moves(tune, tmp_path):
     o = objective(tune)
     before = {n: p.clone() for n, p in o.backbone.model.state_dict().items()}

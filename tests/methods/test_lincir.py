@@ -116,6 +116,7 @@ def test_a_phi_of_another_backbone_names_both(store):
         assert part in str(e.value)
 
 
+@pytest.mark.e2e
 def test_training_is_the_same_after_a_kill(store):
     from cis_nb.train import make_objective, settings
     from cis_nb.training.loop import train

@@ -186,6 +186,7 @@ def test_a_found_word_means_its_picture_and_not_another(store):
     assert not any(p.requires_grad for p in tiny.parameters())
 
 
+@pytest.mark.e2e
 def test_a_stopped_search_goes_on_at_its_block(store, monkeypatch):
     features = some_pictures()
     phrases = S.read_phrases(tiny, S.phrase_folder(n=2))

@@ -455,6 +455,7 @@ def test_of_two_that_ask_at_once_one_builds(store):
 # ---- memory
 
 
+@pytest.mark.e2e
 def test_a_long_text_is_never_in_memory(store, monkeypatch):
     lines, long = 200_000, 'a red boat and a cup next to a hat in the snow at night ' * 2
     with gzip.open(store / 'long.txt.gz', 'wt', compresslevel=1) as f:

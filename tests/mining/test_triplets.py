@@ -338,6 +338,7 @@ def test_mined_keeps_splits_apart_and_is_found_again(tmp_path, monkeypatch):
     assert {p.stem for p in root.glob('*.jpg')} >= set(found.target_image)
 
 
+@pytest.mark.e2e
 def test_a_small_validation_split_costs_no_training_triplets(tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
     folder = T.mine_triplets(said(tmp_path / 'photos', 24), 100, captions='all', parser='world', n_val=10)

@@ -50,6 +50,7 @@ def random_case(seed, levels):
 @given(
     st.integers(0, 10**6), st.sampled_from([0, 1, 3]), st.integers(1, 230), st.integers(1, 80), st.sampled_from(DEVICES)
 )
+@pytest.mark.e2e
 def test_equals_the_definition_in_any_chunks(seed, levels, chunk, k, device):
     q, g, targets, excluded = random_case(seed, levels)
     result = rank_gallery(q, g, targets, excluded, k, dot_scores, chunk, device)
@@ -73,6 +74,7 @@ def test_subsets_are_rankings_of_smaller_galleries(seed, chunk, k, device):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 150), st.sampled_from([3, 8, 64, 100, 512]), st.sampled_from(DEVICES))
+@pytest.mark.e2e
 def test_copies_of_a_target_tie_wherever_they_are(seed, chunk, D, device):
     r = np.random.default_rng(seed)
     N, Q = int(r.integers(20, 400)), int(r.integers(1, 40))

@@ -108,6 +108,7 @@ def test_simple_images_fill_the_frame(name):
         assert min(np.ptp(rows), np.ptp(cols)) + 1 >= 20 and max(np.ptp(rows), np.ptp(cols)) + 1 >= 44
 
 
+@pytest.mark.e2e
 def test_subtypes_look_different():
     "Alike in colour, no two sub-types have nearly the same image."
     names = list(SUBTYPES)
