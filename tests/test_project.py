@@ -190,11 +190,10 @@ def imported() -> set:
     "The distributions that modules, notebooks and tests import."
     texts = [text for _, text in code_texts()]
     texts += [p.read_text(encoding='utf-8') for p in sorted((ROOT / 'tests').rglob('*.py'))]
-    nodes = [n for text in texts for n in ast.walk(ast.parse(text))]
-    names = [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-    names += [n.module for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
-    found = packages_distributions()
-    return {canonicalize_name(d) for name in names for d in found.get(name.split('.')[0], [])}
+    every, found = '\n'.join(texts), packages_distributions()
+    lines = re.findall(r'^ *import ([\w., ]+)', every, re.M) + re.findall(r'^ *from ([\w.]+) import', every, re.M)
+    names = {re.match(r'\w*', name.strip())[0] for line in lines for name in line.split(',')}
+    return {canonicalize_name(d) for name in names for d in found.get(name, [])}
 
 
 def test_every_requirement_is_used():
