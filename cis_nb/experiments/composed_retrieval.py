@@ -35,7 +35,7 @@ from ..core.report import progress
 from ..core.store import fingerprint, stored
 from ..data.roots import data_root, is_world
 from .comparison import UNTRAINED, hits
-from .genecis import Entry, cached, trained_entries, untrained_methods
+from .genecis import Entry, cached, read_cached, trained_entries, untrained_methods
 from ..backbones.features import TextMemory
 from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Task, evaluate, evaluate_benchmark
 from ..retrieval.statistics import bootstrap_ci, families_of
@@ -132,11 +132,6 @@ class ComposedRun:
     results: pd.DataFrame
 
 
-def _read_all(folders: list, name: str, columns: list) -> pd.DataFrame:
-    tables = [pd.read_parquet(f / f'{name}.parquet') for f in folders]
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-
-
 def run_composed(
     p: dict,  # the parameters of an experiment
     others=None,  # backbone -> more entries
@@ -146,8 +141,8 @@ def run_composed(
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     entries = compared_methods(p, model) + (others(model) if others else [])
     folders = [cached_set_rankings(e, sets, p['seed']) for e in progress(entries, 'composed', 'method')] if sets else []
-    per_query = _read_all(folders, 'answers', ['method', 'seed', 'task', 'query_id', 'rank'])
-    return ComposedRun(sets, missing, model, entries, folders, per_query, _read_all(folders, 'rows', RESULT_COLUMNS))
+    per_query, results = read_cached(folders), read_cached(folders, 'rows', RESULT_COLUMNS)
+    return ComposedRun(sets, missing, model, entries, folders, per_query, results)
 
 # %% ../../nbs/05b_experiments/03_composed_retrieval.ipynb #cfd26991
 def chance_recall(task: Task, k: int) -> float:  # percent

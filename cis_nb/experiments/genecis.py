@@ -74,8 +74,10 @@ def cached(
     return stored('answers', name, params, build, inputs, [make, *code])
 
 
-def read_cached(folders) -> pd.DataFrame:
-    return pd.concat([pd.read_parquet(f / 'answers.parquet') for f in folders], ignore_index=True)
+def read_cached(folders, name: str = 'answers', columns: list = RANKING_COLUMNS) -> pd.DataFrame:
+    "One table of each folder, joined; empty, with `columns`, where there is no folder."
+    tables = [pd.read_parquet(f / f'{name}.parquet') for f in folders]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
 
 def cached_rankings(name: str, methods: list, tasks: dict, seed=0, training=UNTRAINED) -> Path:  # the folder

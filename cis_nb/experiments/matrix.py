@@ -19,7 +19,7 @@ from ..core.plotting import color, page
 from ..core.report import progress
 from .comparison import UNTRAINED, compare_seeds, format_uncertainty, over_seeds, seeds
 from .composed_retrieval import compared_methods, known_as
-from .genecis import Entry, cached
+from .genecis import RANKING_COLUMNS, Entry, cached, read_cached
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, evaluate_benchmark
 
 # %% ../../nbs/05b_experiments/07_matrix.ipynb #125cc28a
@@ -90,13 +90,8 @@ def run_matrix(
     entries = compared_methods(p, model) + (others(model) if others else [])
     todo = [(e, b) for b in found.values() for e in entries]
     folders = [cached_benchmark_rankings(e, b, p['seed']) for e, b in progress(todo, 'benchmarks', 'ranking')]
-
-    def read(name, columns):
-        tables = [pd.read_parquet(f / f'{name}.parquet') for f in folders]
-        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-
-    per_query = read('answers', ['benchmark', 'method', 'seed', 'task', 'query_id', 'rank'])
-    return MatrixRun(found, missing, model, entries, folders, per_query, read('rows', RESULT_COLUMNS))
+    per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])
+    return MatrixRun(found, missing, model, entries, folders, per_query, read_cached(folders, 'rows', RESULT_COLUMNS))
 
 # %% ../../nbs/05b_experiments/07_matrix.ipynb #a8ea4f01
 def main_metric(name: str, results: pd.DataFrame) -> MainMetric:

@@ -27,10 +27,9 @@ from ..data.augmentation import stored_size
 from ..data.image_sources import folder_images
 from ..data.datasets import captions_root
 from ..data.roots import cirr_root, data_root, is_world
-from .pseudo_words import PROMPT, Phi, Prompt, PseudoWord, load_pseudo_word, save_phi
+from .pseudo_words import PROMPT, Phi, Prompt, PseudoWord, PseudoWordObjective, load_pseudo_word
 from ..mining.captions import read_captions
 from ..mining.corpora import KEYS, MASKINGS, Corpus, corpus_folder, normalize_caption, sources_of
-from ..training.validation import RetrievalValidation
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #70220d29
 def _uniform(shape):
@@ -148,7 +147,7 @@ class MaskedCaptions:
         return known, masked, known if self.seen is None else torch.from_numpy(np.asarray(self.seen[ids], np.float32))
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #d259a552
-class SelfMasking(MaskedCaptions, RetrievalValidation):
+class SelfMasking(MaskedCaptions, PseudoWordObjective):
     "The objective of `method: lincir`: self-masking projection (LinCIR, Sec. 3.1)."
 
     name, betas, decay_matrices_only = 'lincir', (0.9, 0.999), False
@@ -164,23 +163,6 @@ class SelfMasking(MaskedCaptions, RetrievalValidation):
     def read(self, ids, p) -> torch.Tensor:  # (B,T) with gaps, (B,W) -> (B,D)
         "The features of masked captions with a word in their gaps."
         return self.backbone.inject(ids, ids == PSEUDO, p, self.portion)
-
-    def method(self) -> PseudoWord:
-        "φ as it is now."
-        return PseudoWord(
-            name='lincir',
-            title='LinCIR',
-            backbone=self.backbone,
-            phi=self.phi.eval(),
-            prompt=self.prompt,
-            unit_input=self.unit_input,
-        )
-
-    def save(self, folder):
-        save_phi(folder, self.method(), self.pretrained)
-
-    def load(self, folder):
-        self.phi.load_state_dict(load_pseudo_word(folder, backbone=self.backbone).phi.state_dict())
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #1429cae4
 class Padded(SelfMasking):

@@ -20,23 +20,22 @@ from cis_nb.methods.pseudo_words import (
     Prompt,
     PseudoWord,
     load_pseudo_word,
-    save_phi,
+    PseudoWordObjective,
     training_image_features,
     training_images,
 )
-from ..training.validation import RetrievalValidation
 
 # %% ../../nbs/04b_methods/06_pic2word.ipynb #b9ee09e5
 ASKED = 'a photo of $'  # the sentence of the training
 
 
-class Pic2Word(RetrievalValidation):
+class Pic2Word(PseudoWordObjective):
     "The objective of `method: pic2word`: a sentence with the picture's word finds its picture (Pic2Word, Sec. 3.1)."
 
     name, betas = 'pic2word', (0.9, 0.98)
 
     def __init__(self, backbone, mapper, features, tasks: dict, prompt=PROMPT, pretrained='default'):
-        self.backbone, self.mapper, self.tasks = backbone, mapper, tasks
+        self.backbone, self.phi, self.tasks = backbone, mapper, tasks
         self.data = features  # (N,D), raw
         self.prompt, self.pretrained = prompt, pretrained
         self.modules = {'mapper': mapper}
@@ -48,20 +47,8 @@ class Pic2Word(RetrievalValidation):
     def loss(self, x) -> torch.Tensor:
         "The contrast of features x (B,D) and what the sentence with their words means; a number."
         x = x.to(self.backbone.device)
-        said = self.backbone.encode_pseudo(ASKED, self.mapper(x))
+        said = self.backbone.encode_pseudo(ASKED, self.phi(x))
         return info_nce(all_gather_with_grad(x), all_gather_with_grad(said), self.backbone.model.logit_scale.exp())
-
-    def method(self) -> PseudoWord:
-        "The network as it is now."
-        return PseudoWord(
-            name='pic2word', title='Pic2Word', backbone=self.backbone, phi=self.mapper.eval(), prompt=self.prompt
-        )
-
-    def save(self, folder):
-        save_phi(folder, self.method(), self.pretrained)
-
-    def load(self, folder):
-        self.mapper.load_state_dict(load_pseudo_word(folder, backbone=self.backbone).phi.state_dict())
 
 # %% ../../nbs/04b_methods/06_pic2word.ipynb #7ef6eaf6
 class Pic2WordConfig(TrainingConfig):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NETS', 'PROMPT', 'Prompt', 'Phi', 'Mapper', 'make_net', 'check_prompt', 'PseudoWord', 'save_phi', 'read_phi',
-           'load_pseudo_word', 'training_images', 'training_image_features']
+           'load_pseudo_word', 'PseudoWordObjective', 'training_images', 'training_image_features']
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #3200b5aa
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import torch
 from pydantic import AfterValidator
 from torch import nn
 
+from .. import api
 from ..backbones.clip import no_placeholder
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
@@ -26,7 +27,7 @@ from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
 from .baselines import FeatureMethod
-from ..training.validation import check_backbone, read_net, run_folder, write_net
+from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #9ac02284
 class Phi(nn.Sequential):
@@ -165,6 +166,24 @@ def load_pseudo_word(
     learned = dict(phi=net.to(backbone.device), prompt=about['prompt'], unit_input=about['unit_input'])
     name = Path(run_folder(run)).name
     return PseudoWord(name=about['method'], title=about['title'], backbone=backbone, run=name, **learned)
+
+# %% ../../nbs/04b_methods/04_pseudo_words.ipynb #c01be434
+class PseudoWordObjective(RetrievalValidation):
+    "What the objectives of LinCIR, Pic2Word and SEARLE share."
+
+    unit_input = False  # φ reads l2-normalised features
+
+    def method(self) -> PseudoWord:
+        "φ as it is now."
+        title, phi = api.get('method', self.name).title, self.phi.eval()
+        about = dict(prompt=self.prompt, unit_input=self.unit_input)
+        return PseudoWord(name=self.name, title=title, backbone=self.backbone, phi=phi, **about)
+
+    def save(self, folder):
+        save_phi(folder, self.method(), self.pretrained)
+
+    def load(self, folder):
+        self.phi.load_state_dict(load_pseudo_word(folder, backbone=self.backbone).phi.state_dict())
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #bfa4f7e4
 def training_images(backbone, data: str, photos: int) -> ImageSource:

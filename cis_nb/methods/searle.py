@@ -23,14 +23,14 @@ from ..core.store import stored
 from ..backbones.clip import no_placeholder
 from ..backbones.features import l2_normalize
 from ..backbones.features import fill_blocks, precision, text_features
-from ..training.validation import RetrievalValidation
+
 from cis_nb.methods.pseudo_words import (
     PROMPT,
     Phi,
     Prompt,
     PseudoWord,
     load_pseudo_word,
-    save_phi,
+    PseudoWordObjective,
     training_image_features,
     training_images,
 )
@@ -342,7 +342,7 @@ def distillation_loss(a, b, tau: float = 0.25) -> torch.Tensor:  # (B,W), (B,W) 
     return F.cross_entropy(S, torch.arange(len(x), device=x.device).roll(len(a)))
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #2de247f5
-class Searle(RetrievalValidation):
+class Searle(PseudoWordObjective):
     "The objective of `method: searle`: φ learns words that were found by search (SEARLE, Sec. 3.2)."
 
     name, betas, decay_matrices_only = 'searle', (0.9, 0.999), False
@@ -384,18 +384,6 @@ class Searle(RetrievalValidation):
             distillation_loss(found, given)
             + self.phrase_weight * cosine_distance(self.backbone.encode_pseudo(gaps, given), z).mean()
         )
-
-    def method(self) -> PseudoWord:
-        "The network as it is now."
-        return PseudoWord(
-            name='searle', title='SEARLE', backbone=self.backbone, phi=self.phi.eval(), prompt=self.prompt
-        )
-
-    def save(self, folder):
-        save_phi(folder, self.method(), self.pretrained)
-
-    def load(self, folder):
-        self.phi.load_state_dict(load_pseudo_word(folder, backbone=self.backbone).phi.state_dict())
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #d36148cd
 @dataclass(kw_only=True)
