@@ -9,6 +9,7 @@ __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'module_file', 'import_c
 import ast, hashlib, importlib.util, io, json, sys, tokenize, types
 from functools import lru_cache
 from pathlib import Path
+import numpy as np
 
 # %% ../../nbs/00a_core/00_code.ipynb #a3096350
 PACKAGE = 'cis_nb'
@@ -127,14 +128,49 @@ def _package(thing) -> str:
     return name.split('.')[0]
 
 
+@lru_cache(maxsize=None)
+def _package_files(module: str) -> dict:  # file -> hash
+    "The Python files of the package of a module outside of this library, or its one file; none for a notebook."
+    loaded, top = sys.modules.get(module), sys.modules.get(module.split('.')[0])
+    files = [p for folder in getattr(top, '__path__', ()) for p in sorted(Path(folder).rglob('*.py'))]
+    if not files and getattr(loaded, '__file__', None):
+        files = [Path(loaded.__file__)]
+    sources = {p.name: without_comments(p.read_text(encoding='utf-8')) for p in files}
+    return {name: hashlib.sha256(source.encode()).hexdigest()[:16] for name, source in sources.items()}
+
+
+def _is_plain(value) -> bool:
+    "A constant, or a tuple of constants; lists and dictionaries are state, which may change while a function runs."
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float, bool, bytes))
+
+
+def _constants(values: dict) -> dict:
+    "The constants among some values, and the content of arrays and tensors."
+    arrays = {
+        n: v.detach().cpu().numpy() if hasattr(v, 'detach') and hasattr(v, 'shape') else v for n, v in values.items()
+    }
+    read = {
+        n: [str(v.dtype), v.shape, hashlib.sha256(v.tobytes()).hexdigest()[:16]]
+        for n, v in arrays.items()
+        if isinstance(v, np.ndarray) and not v.dtype.hasobject
+    }
+    return {n: repr(v) for n, v in values.items() if _is_plain(v)} | read
+
+
 def _own_code(thing) -> tuple:  # what stands for it in the key; the other things that it uses
     "What a function or class outside of this library does."
+    files = _package_files(thing.__module__ or '')
     if isinstance(thing, type):
-        return [], [*thing.__bases__, *_methods(thing)]
+        fixed = _constants({n: v for n, v in vars(thing).items() if n[:2] != '__'})
+        return [thing.__qualname__, files, fixed], [*thing.__bases__, *_methods(thing)]
     values = _named_by(thing)
-    plain = {n: repr(v) for n, v in values.items() if isinstance(v, (str, int, float, bool, tuple))}
-    used = [v for v in values.values() if isinstance(v, (types.FunctionType, type)) or _module_of(v)]
-    return [_byte_code(thing.__code__), plain], used
+    given = dict(enumerate(thing.__defaults__ or ())) | (thing.__kwdefaults__ or {})
+    used = [
+        v for v in [*values.values(), *given.values()] if isinstance(v, (types.FunctionType, type)) or _module_of(v)
+    ]
+    return [thing.__qualname__, files, _byte_code(thing.__code__), _constants(values), _constants(given)], used
 
 
 def code_version(
@@ -149,14 +185,16 @@ def code_version(
             raise TypeError(
                 f'code_version: {given!r} is no function, class, module or object of the library whose code can be read'
             )
-    modules, own = set(), {}
+    modules, own, seen = set(), [], set()
     while todo:
         thing = _unwrapped(todo.pop())
         if name := _module_of(thing):
             modules.add(name)
         elif isinstance(thing, types.ModuleType) or isinstance(thing, type) and _package(thing) not in outside:
             continue
-        elif thing.__qualname__ not in own:
-            own[thing.__qualname__], used = _own_code(thing)
+        elif id(thing) not in seen:
+            seen.add(id(thing))
+            about, used = _own_code(thing)
+            own.append(json.dumps(about, sort_keys=True))
             todo += used
-    return hashlib.sha256(json.dumps([own, import_closure(modules)], sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([sorted(own), import_closure(modules)]).encode()).hexdigest()[:16]

@@ -119,9 +119,11 @@ class FusionMethod(FeatureMethod):
     fuse: Callable  # (B,D), (B,D) -> (B,D)
 
     def settings(self) -> dict:
-        "The rule's code and what it was given: two weights of a sum are two methods."
+        "The rule's code, what it was given and what it has learned: two weights of a sum are two methods."
         given = (self.fuse.args, self.fuse.keywords) if isinstance(self.fuse, partial) else ()
-        return dict(rule=code_version(self.fuse), given=repr(given))
+        weights = self.fuse.state_dict() if isinstance(self.fuse, torch.nn.Module) else {}
+        learned = {k: v.detach().cpu().numpy() for k, v in weights.items()}
+        return dict(rule=code_version(self.fuse), given=repr(given), learned=fingerprint(learned))
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         return self.fuse(ref, self.read(texts))
