@@ -9,6 +9,7 @@ from matplotlib.colors import is_color_like
 from PIL import Image
 
 from cis_nb import api
+from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.core.plotting import color
 from cis_nb.data.image_sources import ImageSource
@@ -59,6 +60,7 @@ class MadeUp:
     "A backbone whose features are drawn by the id of an image or by a text."
 
     name = fingerprint = 'made-up'
+    D = W = 8
 
     def draw(self, word):
         return np.random.default_rng([*str(word).encode()]).normal(size=8).astype(np.float32)
@@ -153,7 +155,9 @@ def test_a_benchmark_asks_and_aggregates(name):
     assert plugin.name == name and plugin.title
     b = plugin.load('world', seed=1, **OPTIONS.get(name, {}))
     assert isinstance(b, Benchmark) and b.tasks and not set(b.tasks) & set(b.missing)
+    assert isinstance(b, api.Benchmark)
     for task in b.tasks.values():
+        assert isinstance(task, api.Task) and isinstance(task.source, api.ImageSource)
         assert isinstance(task, Task) and isinstance(task.protocol, Protocol) and len(task) > 0
         assert task.ks and list(task.ks) == sorted(set(task.ks)) and task.source.key == task.key != ''
         assert task.source.load(task.images[0]).mode == 'RGB' and set(task.images) <= set(task.source.ids)
@@ -163,6 +167,25 @@ def test_a_benchmark_asks_and_aggregates(name):
     assert len(per_query) == sum(map(len, b.tasks.values()))
     assert ((0 <= rows.ci_low) & (rows.ci_low <= rows.value) & (rows.value <= rows.ci_high)).all()
     assert not rows.duplicated(['task', 'metric', 'k']).any()
+
+
+@pytest.mark.parametrize('name', ['tiny', 'tiny_s', 'tiny_xs', 'vit_b32'])
+def test_a_backbone_keeps_its_contract(name):
+    b = load_backbone(name, 'none' if name.startswith('vit') else 'default', device='cpu')
+    assert isinstance(b, api.Backbone) and b.name == name
+    states, mask = b.text_states(['a boat', 'a red boat at night'])
+    assert states.shape == (2, mask.shape[1], b.W) and mask.sum(1).tolist() == [4, 7]
+    assert b.encode_text(['a boat']).shape == b.encode_pseudo(['a $'], torch.zeros(1, b.W)).shape == (1, b.D)
+
+
+def test_a_backbone_from_outside_is_found_by_name(tmp_path, monkeypatch):
+    module = (
+        'from cis_nb.backbones.loading import load_backbone\n\n\ndef mine(pretrained, *rest):\n    return pretrained'
+    )
+    (tmp_path / 'outside_backbone.py').write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(api.REGISTRY['backbone'], 'mine', 'outside_backbone:mine')
+    assert load_backbone('mine', 'weights') == 'weights'
 
 
 def test_a_name_that_is_not_registered_is_refused():

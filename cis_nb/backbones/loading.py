@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 import open_clip, torch
 from safetensors.torch import save_file
+from .. import api
 from .blip import load_blip
 from .clip import DTYPES, Backbone, check_golden, clip_backbone, golden_features
 from cis_nb.backbones.weights import (
@@ -42,7 +43,7 @@ def load_clip(name: str, pretrained='default', device='auto', dtype='float32', s
 
 
 def load_backbone(
-    name: str = 'tiny',  # one of BACKBONES, or 'blip' with a folder
+    name: str = 'tiny',  # one of BACKBONES, 'blip' with a folder, or one that an installed package has registered
     pretrained: str = 'default',  # 'default', 'none', a .safetensors file, or a folder with one
     device: str = 'auto',
     dtype: str = 'float32',
@@ -54,6 +55,8 @@ def load_backbone(
         raise ValueError(f'dtype {dtype!r} is not one of {", ".join(DTYPES)}')
     if name == 'blip':
         return load_blip(pretrained, device, dtype, golden)
+    if name in api.names('backbone'):
+        return api.get('backbone', name)(pretrained, device, dtype, seed, golden)
     return load_clip(name, pretrained, device, dtype, seed, golden)
 
 # %% ../../nbs/04a_backbones/04_loading.ipynb #a75dc407

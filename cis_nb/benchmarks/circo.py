@@ -168,7 +168,8 @@ def picture_names(c: Circo) -> dict:  # id -> file
         ) from None
 
 
-def picture_paths(c: Circo, names: dict) -> dict:  # id -> path of those that are there
+def picture_paths(c: Circo, names: dict) -> dict:  # id -> path
+    "Where the images are; those that are missing are left out."
     homes = [h for h in (c.folder / 'COCO2017_unlabeled/unlabeled2017', c.folder / 'unlabeled2017') if h.is_dir()]
     there = {f.name: f for h in homes for f in h.iterdir()}
     return {i: there[n] for i, n in names.items() if n in there}
@@ -224,6 +225,8 @@ def circo_benchmark(root, split: str = 'val', prompt: str = '{condition}', ks: t
 
 
 class CircoPlugin(BenchmarkPlugin):
+    "CIRCO: the validation or test split, with all targets of a query."
+
     name, title = 'circo', 'CIRCO'
     main = {'circo': MainMetric('CIRCO mAP@10', 'circo', 'map', 10)}
 

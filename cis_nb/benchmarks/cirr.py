@@ -338,6 +338,8 @@ def cirr_benchmark(
 
 
 class CirrPlugin(BenchmarkPlugin):
+    "CIRR: the full and the subset task."
+
     name, title = 'cirr', 'CIRR'
     main = {'cirr': MainMetric('CIRR R@1', 'full', 'recall', 1)}
 

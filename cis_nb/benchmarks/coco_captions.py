@@ -643,7 +643,7 @@ def evaluate_captions(
     "Caption retrieval of a backbone by every ground truth, from pictures below `root`."
     image, text, left, skipped = caption_features(backbone, c, root)
     _, truths, note = restrict_to_images(c, truths, left.images)
-    defaults = dict(method=backbone.name, backbone=backbone.name, profile=os.environ.get('CIS_PROFILE', ''))
+    defaults = dict(method=backbone.name, backbone=backbone.name)
     rank = ranks_from_features(image, text, left)
     return *caption_rows(rank, left, truths, folds, seed, note, **(defaults | labels)), skipped
 

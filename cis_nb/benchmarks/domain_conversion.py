@@ -202,6 +202,7 @@ def read_domains(root, real: str = '') -> Domains:
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c5c92613
 def domains_of(D: Domains) -> list:
+    "The domains to convert to: all but photographs."
     return sorted(set(D.table.domain) - {D.real})
 
 
@@ -339,6 +340,8 @@ def domain_benchmark(D: Domains, **options) -> Benchmark:
 
 
 class DomainConversionPlugin(BenchmarkPlugin):
+    "Domain conversion on ImageNet: a task for each domain."
+
     name, title = 'domain_conversion', 'Domain conversion'
 
     def load(self, data='world', size=0, seed=0, real='', **options) -> Benchmark:

@@ -368,6 +368,8 @@ def fashioniq_benchmark(root, categories=CATEGORIES, **options) -> FashionIQBenc
 
 
 class FashionIQPlugin(BenchmarkPlugin):
+    "FashionIQ: a task for each category."
+
     name, title = 'fashioniq', 'FashionIQ'
     main = {
         'fashioniq': MainMetric('FashionIQ R@10', 'mean', 'recall', 10),

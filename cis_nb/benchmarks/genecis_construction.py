@@ -626,6 +626,8 @@ def build_genecis(
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #8dfc77ca
 class GeneCISPlugin(BenchmarkPlugin):
+    "GeneCIS: the four tasks, from released templates or built from annotations."
+
     name, title = 'genecis', 'GeneCIS'
     main = {'genecis': MainMetric('GeneCIS R@1', 'mean', 'recall', 1)}
 

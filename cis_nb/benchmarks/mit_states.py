@@ -199,6 +199,8 @@ def mitstates_benchmark(root, **options) -> Benchmark:
 
 
 class MITStatesPlugin(BenchmarkPlugin):
+    "MIT-States: a photograph of an object in another state."
+
     name, title = 'mit_states', 'MIT-States'
     main = {'mitstates': MainMetric('MIT-States R@1', 'states', 'recall', 1)}
 

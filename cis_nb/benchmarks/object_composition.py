@@ -337,6 +337,8 @@ def composition_benchmark(root, **options) -> Benchmark:
 
 
 class ObjectCompositionPlugin(BenchmarkPlugin):
+    "Object composition on COCO: an object and others that are named."
+
     name, title = 'object_composition', 'Object composition'
 
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:

@@ -65,10 +65,11 @@ def changed_modules(files: list) -> set:
 
 # %% ../../nbs/10_book/03_checks.ipynb #384286c7
 def _closure(names: set) -> set:
-    "The modules that `names` import; training also reaches the methods, which it finds by name."
+    "The modules that `names` import; training also reaches methods and benchmarks, which are found by name."
     found = set(import_closure(names))
     if f'{PACKAGE}.train' in found:
-        found |= set(import_closure({place.partition(':')[0] for place in REGISTRY['method'].values()}))
+        places = [place for kind in REGISTRY.values() for place in kind.values()]
+        found |= set(import_closure({place.partition(':')[0] for place in places}))
     return found
 
 

@@ -6,9 +6,10 @@
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPER_TITLES', 'MAP_KINDS', 'MAP_LABELS', 'MAP_TEXT',
            'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'inline', 'format_duration', 'format_date',
            'render_template', 'page_cell', 'is_shown', 'cut_at_clause', 'page_table', 'page_output', 'count_warnings',
-           'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'run_line', 'relink',
-           'notebook_page', 'other_experiment', 'pages', 'paper_map', 'made_by', 'covers', 'map_state', 'map_counts',
-           'map_page', 'chapter_table', 'method_matrix', 'first_figure', 'front_page', 'results', 'build_html', 'site']
+           'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line',
+           'relink', 'notebook_page', 'other_experiment', 'pages', 'paper_map', 'made_by', 'covers', 'map_state',
+           'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'first_figure', 'front_page', 'results',
+           'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import base64, json, posixpath, re, shutil, subprocess, sys, time
@@ -189,6 +190,12 @@ def state_sentence(state: str, why: str) -> str:
 RUN_FILES = (('receipt', 'receipt.json'), ('error', 'failed.json'), ('log', 'log.txt'))  # copied beside the pages
 
 
+def read_headline(e) -> str:
+    "What an experiment has found, from its receipt; nothing for a library page, which finds nothing."
+    finds = e.chapter == '05_train' or e.chapter[:2] in ('06', '07', '08', '09')
+    return json_or_empty(e.receipt).get('headline', '') if finds else ''
+
+
 def run_line(e, state: tuple, nb: dict) -> str:
     "The line on its run below a page's title, as HTML."
     word, why = state
@@ -202,6 +209,7 @@ def run_line(e, state: tuple, nb: dict) -> str:
         seconds=made.get('seconds'),
         created=made.get('created', ''),
         warnings=count_warnings(nb),
+        headline=read_headline(e),
         links=[(text, f'{up}runs/{e.name}/{file}') for text, file in RUN_FILES if (e.folder / file).exists()],
         traceback=json_or_empty(e.folder / 'failed.json').get('traceback', []),
     )

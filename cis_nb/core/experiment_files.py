@@ -28,10 +28,12 @@ def read_notebook(path) -> dict:
 
 
 def tags(cell: dict) -> list:
+    "The tags of a cell."
     return cell['metadata'].get('tags', [])
 
 
 def code_cells(nb: dict) -> list:
+    "The cells of a notebook that hold code."
     return [c for c in nb['cells'] if c['cell_type'] == 'code' and c['source'].strip()]
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #2be847b9

@@ -168,7 +168,8 @@ def finish(
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if results is not None:
-            results.to_parquet(folder / 'results.parquet', index=False)
+            profile = os.environ.get('CIS_PROFILE', '')
+            results.assign(profile=profile).to_parquet(folder / 'results.parquet', index=False)
         _write_json(folder / 'receipt.json.new', receipt)
         os.replace(folder / 'receipt.json.new', folder / 'receipt.json')
     return _receipt_html(receipt)

@@ -215,7 +215,7 @@ def _attempt(partial: Path, final: Path, record: dict, build, resume: bool):
 
 # %% ../../nbs/00a_core/01_store.ipynb #593cd9fe
 def stored(
-    kind: str,  # folder of the store: 'world', 'features', 'runs', ...
+    kind: str,  # folder of the store: 'world', 'features', 'run', ...
     variant: str,  # the readable part of the name
     params: dict,  # all settings that can change the content
     build,  # build(folder) fills an empty folder

@@ -158,6 +158,7 @@ IMAGE_SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.gif')
 
 
 def is_image(name: str) -> bool:
+    "Is this the name of an image file?"
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 

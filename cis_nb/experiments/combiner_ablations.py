@@ -8,7 +8,6 @@ __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'TABLE5', 'RelationCorpus', 'co
            'format_interval', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/04_combiner_ablations.ipynb #94e2802b
-import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -194,7 +193,6 @@ def effects(
         benchmark='genecis',
         task='mean',
         backbone=backbone,
-        profile=os.environ.get('CIS_PROFILE', ''),
         seed=seed,
         metric='effect',
         k=1,

@@ -20,7 +20,8 @@ from ..core.plotting import color, page
 UNTRAINED = -1  # in the column `seed`
 
 
-def with_seed(per_query):
+def with_seed(per_query) -> pd.DataFrame:
+    "Rankings with a column `seed`; `UNTRAINED` where there was none."
     return per_query if 'seed' in per_query else per_query.assign(seed=UNTRAINED)
 
 

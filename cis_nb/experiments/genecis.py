@@ -10,7 +10,6 @@ __all__ = ['RANKING_COLUMNS', 'BRIEF', 'share_images', 'rankings', 'cached', 're
            'genecis_tasks', 'GenecisRun', 'run_genecis']
 
 # %% ../../nbs/05b_experiments/01_genecis.ipynb #6ccbbc96
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def cached_rankings(name: str, methods: list, tasks: dict, seed=0, training=UNTR
 # %% ../../nbs/05b_experiments/01_genecis.ipynb #0acb4b9f
 def summary(per_query, backbone: str, seed=0) -> pd.DataFrame:
     "The book's result table: recall of every method and seed on every task, and on their mean if it answered all."
-    labels = dict(benchmark='genecis', backbone=backbone, profile=os.environ.get('CIS_PROFILE', ''))
+    labels = dict(benchmark='genecis', backbone=backbone)
     rows = [
         (g, result_rows(g, seed=seed if s == UNTRAINED else s, method=m, **labels))
         for (m, s), g in per_query.groupby(['method', 'seed'], sort=False)

@@ -32,9 +32,9 @@ def load_benchmark(name: str, data: str = 'world', world_seed: int = 0) -> Bench
 
 
 def load_benchmarks(names: list, data: str = 'world', world_seed: int = 0) -> tuple:  # {name: Benchmark}, {name: why}
-    "The benchmarks that are there, and why others are not."
+    "The benchmarks that are there, all registered ones if none is named; and why others are not."
     found, missing = {}, {}
-    for name in names:
+    for name in names or api.names('benchmark'):
         try:
             b = load_benchmark(name, data, world_seed)
             found[b.name] = b
@@ -53,7 +53,8 @@ def rank_benchmark(entry: Entry, benchmark: Benchmark, seed: int = 0) -> tuple: 
 
 def cached_benchmark_rankings(entry: Entry, benchmark: Benchmark, seed: int = 0) -> Path:  # the folder
     "What `rank_benchmark` gives, made once."
-    about = dict(method=entry.method.fingerprint, training=entry.seed, seed=seed)
+    scored = {name: [task.metrics, task.ks] for name, task in benchmark.tasks.items()}
+    about = dict(method=entry.method.fingerprint, training=entry.seed, seed=seed, scored=scored)
 
     def make():
         return dict(zip(('answers', 'rows'), rank_benchmark(entry, benchmark, seed)))

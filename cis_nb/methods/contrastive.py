@@ -182,8 +182,9 @@ class Contrastive:
 
     name, metric = 'contrastive', 'mean'
 
-    def __init__(self, backbone, data, questions: dict):
+    def __init__(self, backbone, data, questions: dict, source: str = 'world'):
         self.backbone, self.data, self.questions, self.modules = backbone, data, questions, {'backbone': backbone}
+        self.source = source  # the parameter `data`
 
     def prepare(self, ids, rng):
         images, texts = self.data.batch(ids)
@@ -212,9 +213,9 @@ class Contrastive:
             S = embed_texts(self.backbone, texts) @ embed_images(self.backbone, images).T
         return Similarities(S.cpu().numpy(), images, texts)
 
-    def evaluation(self, data='world', **labels) -> Evaluation:
+    def evaluation(self, **labels) -> Evaluation:
         "Result rows, their protocols, and similarities of held-out pairs."
-        rows, protocols = probe_rows(self.answers(), data, **labels)
+        rows, protocols = probe_rows(self.answers(), self.source, **labels)
         return Evaluation(rows, protocols, self.examples())
 
     def validate(self):
@@ -238,7 +239,8 @@ class ContrastivePlugin(Plugin):
 
     def objective(self, backbone, config) -> Contrastive:
         data = pairs(config.data, 'train', config.samples, config.seed, backbone.image_size)
-        return Contrastive(backbone, data, questions(config.data, config.val_samples, backbone.image_size))
+        held_out = questions(config.data, config.val_samples, backbone.image_size)
+        return Contrastive(backbone, data, held_out, config.data)
 
     def load(self, run, device='auto', backbone=None):
         "The sum of image and text over the backbone that was trained."

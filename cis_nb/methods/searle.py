@@ -226,7 +226,7 @@ def phrase_generator(generator, n: int, seed: int, device='cpu'):  # -> say(i, c
     "A grammar of the world, or a language model."
     if generator in GRAMMARS:
         return lambda i, concept: grammar(generator, concept, n, np.random.default_rng([seed, i]))
-    return language_model_phrases(data_root(generator, what='generator'), n, seed, device)
+    return language_model_phrases(data_root(generator, what='phrase_generator'), n, seed, device)
 
 
 def phrase_sources(
@@ -235,7 +235,7 @@ def phrase_sources(
     "What phrases are made from."
     return [
         str(read_concepts(vocabulary)),
-        generator if generator in GRAMMARS else data_root(generator, what='generator'),
+        generator if generator in GRAMMARS else data_root(generator, what='phrase_generator'),
     ]
 
 

@@ -7,7 +7,6 @@ __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'resu
            'Benchmark', 'evaluate_benchmark', 'load_tasks', 'score_blocks']
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
-import os
 from dataclasses import asdict, dataclass, field, replace
 import numpy as np, pandas as pd, torch
 from ..core.store import fingerprint
@@ -19,7 +18,7 @@ from ..api import Queries
 from ..data.image_sources import ImageSource
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
-_choices = dict(reference=('not in gallery', 'kept', 'removed'), ties=('pessimistic',))
+_choices = dict(reference=('not in gallery', 'kept', 'removed'))
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #51650da8
 @dataclass(frozen=True)
@@ -401,7 +400,6 @@ def evaluate(
     per_query = per_query.assign(protocol=task.protocol.id)
     _check_gallery_sizes(per_query, task, ks)
     labels = dict(benchmark=task.name, method=method.name, backbone=backbone_name(method))
-    labels['profile'] = os.environ.get('CIS_PROFILE', '')
     return per_query, result_rows(per_query, ks, task.metrics, seed, **labels)
 
 
@@ -433,7 +431,7 @@ def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple: 
     found = [evaluate(method, task, None, seed, keep)[0] for task in benchmark.tasks.values()]
     per_query = pd.concat(found, ignore_index=True)
     labels = dict(benchmark=benchmark.name, method=method.name, backbone=backbone_name(method))
-    return per_query, benchmark.aggregate(per_query, seed, **labels, profile=os.environ.get('CIS_PROFILE', ''))
+    return per_query, benchmark.aggregate(per_query, seed, **labels)
 
 
 def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: why not}
@@ -462,8 +460,7 @@ def score_blocks(method, queries: Queries, ids: list, block=1000):
     gallery = _vectors(method.encode_gallery(queries.images))(ids)
     _check_finite(gallery, ids, 'features: those of image')
     for start in range(0, len(queries), block):
-        part = slice(start, start + block)
-        some = Queries(queries.ids[part], queries.texts[part], queries.references[part], queries.images)
+        some = queries.part(slice(start, start + block))
         scores = torch.as_tensor(method.score(method.encode_queries(some), gallery)).float().cpu()
         _check_finite(scores, some.ids, 'scores: those of query')
         yield some, scores
