@@ -166,7 +166,7 @@ def _own_code(thing) -> tuple:  # what stands for it in the key; the other thing
         fixed = _constants({n: v for n, v in vars(thing).items() if n[:2] != '__'})
         return [thing.__qualname__, files, fixed], [*thing.__bases__, *_methods(thing)]
     values = _named_by(thing)
-    given = dict(enumerate(thing.__defaults__ or ())) | (thing.__kwdefaults__ or {})
+    given = {str(i): v for i, v in enumerate(thing.__defaults__ or ())} | (thing.__kwdefaults__ or {})
     used = [
         v for v in [*values.values(), *given.values()] if isinstance(v, (types.FunctionType, type)) or _module_of(v)
     ]

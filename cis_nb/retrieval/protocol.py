@@ -18,7 +18,7 @@ from ..api import Queries
 from ..data.image_sources import ImageSource
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
-_choices = dict(reference=('not in gallery', 'kept', 'removed'))
+_choices = dict(reference=('not in gallery', 'kept', 'removed'), ties=('pessimistic',))
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #51650da8
 @dataclass(frozen=True)
