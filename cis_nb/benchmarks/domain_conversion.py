@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 import numpy as np, pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin
+from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.metrics import METRICS
 from ..retrieval.protocol import Benchmark, Protocol, Task
 from ..core.store import fingerprint
@@ -343,6 +343,7 @@ class DomainConversionPlugin(BenchmarkPlugin):
     "Domain conversion on ImageNet: a task for each domain."
 
     name, title = 'domain_conversion', 'Domain conversion'
+    main = {'domains/lists': MainMetric('Domain conversion R@10', 'mean', 'recall', 10)}
 
     def load(self, data='world', size=0, seed=0, real='', **options) -> Benchmark:
         "`real`: the domain that asks; found by its name if not given."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 import numpy as np, pandas as pd
 from PIL import Image, ImageDraw
-from ..api import BenchmarkPlugin
+from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import Benchmark, Protocol, Task
 from .genecis import read_json
 from ..core.store import fingerprint
@@ -340,6 +340,7 @@ class ObjectCompositionPlugin(BenchmarkPlugin):
     "Object composition on COCO: an object and others that are named."
 
     name, title = 'object_composition', 'Object composition'
+    main = {'composition': MainMetric('Object composition R@10', 'composition', 'recall', 10)}
 
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:
         "`seed` is the world's; `draw` chooses the objects."

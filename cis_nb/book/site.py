@@ -80,7 +80,7 @@ def page_cell(cell: dict) -> dict:
     comments = re.findall(r'^#\|\s*(.+?)\s*$', cell['source'], re.M)
     source = re.sub(r'^#\|.*\n?', '', cell['source'], flags=re.M).strip()
     found = {CELL_TAGS[w] for w in comments if w in CELL_TAGS} | (set() if source else {'remove-cell'})
-    if 'injected-parameters' not in tags(cell):
+    if 'injected-parameters' not in tags(cell) and 'code-fold: false' not in comments:
         found |= {'hide-input'}
     return dict(
         cell_type='code',
