@@ -114,7 +114,7 @@ def cached_set_rankings(entry: Entry, sets: dict, seed=0) -> Path:  # the folder
     about = dict(method=entry.method.fingerprint, training=entry.seed, seed=seed)
 
     def make():
-        return dict(zip(('answers', 'rows'), rank_sets(entry, sets, seed)))
+        return dict(zip(('rankings', 'rows'), rank_sets(entry, sets, seed)))
 
     return cached(f'composed-{known_as(entry)}', about, sets, make, [entry.method])
 

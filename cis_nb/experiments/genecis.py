@@ -70,10 +70,10 @@ def cached(
             table.to_parquet(folder / f'{file}.parquet', index=False)
 
     inputs = [fingerprint([k, b.key, b.protocol.hash, b.queries.to_json()]) for k, b in tasks.items()]
-    return stored('answers', name, params, build, inputs, [make, *code])
+    return stored('rankings', name, params, build, inputs, [make, *code])
 
 
-def read_cached(folders, name: str = 'answers', columns: list = RANKING_COLUMNS) -> pd.DataFrame:
+def read_cached(folders, name: str = 'rankings', columns: list = RANKING_COLUMNS) -> pd.DataFrame:
     "One table of each folder, joined; empty, with `columns`, where there is no folder."
     tables = [pd.read_parquet(f / f'{name}.parquet') for f in folders]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
@@ -82,7 +82,7 @@ def read_cached(folders, name: str = 'answers', columns: list = RANKING_COLUMNS)
 def cached_rankings(name: str, methods: list, tasks: dict, seed=0, training=UNTRAINED) -> Path:  # the folder
     "The table of `rankings`, made once; a method counts by its fingerprint."
     about = dict(methods=[m.fingerprint for m in methods], seed=seed, training=training)
-    return cached(name, about, tasks, lambda: dict(answers=rankings(methods, tasks, seed, training)), methods)
+    return cached(name, about, tasks, lambda: dict(rankings=rankings(methods, tasks, seed, training)), methods)
 
 # %% ../../nbs/05b_experiments/01_genecis.ipynb #0acb4b9f
 def summary(per_query, backbone: str, seed=0) -> pd.DataFrame:
@@ -270,7 +270,7 @@ def task_specific_rankings(found: dict, tasks: dict, seed=0) -> pd.DataFrame:
 def cached_task_specific_rankings(found: dict, tasks: dict, backbone, seed=0) -> Path:  # the folder
     "The rankings of the specific solutions, made once."
     about = dict(solutions={t: m.fingerprint for t, m in found.items()}, seed=seed)
-    make = lambda: dict(answers=task_specific_rankings(found, tasks, seed))  # noqa: E731
+    make = lambda: dict(rankings=task_specific_rankings(found, tasks, seed))  # noqa: E731
     return cached(f'genecis-{backbone.name}-specific', about, tasks, make, list(found.values()))
 
 # %% ../../nbs/05b_experiments/01_genecis.ipynb #bde522ef

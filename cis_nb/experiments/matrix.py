@@ -57,7 +57,7 @@ def cached_benchmark_rankings(entry: Entry, benchmark: Benchmark, seed: int = 0)
     about = dict(method=entry.method.fingerprint, training=entry.seed, seed=seed, scored=scored)
 
     def make():
-        return dict(zip(('answers', 'rows'), rank_benchmark(entry, benchmark, seed)))
+        return dict(zip(('rankings', 'rows'), rank_benchmark(entry, benchmark, seed)))
 
     name = f'{benchmark.name}-{known_as(entry)}'
     return cached(name, about, benchmark.tasks, make, [entry.method, benchmark])

@@ -145,7 +145,7 @@ def test_a_strip_of_several_right_answers_marks_them_all():
     b = bench(gallery=('c', 'b', 'd'))
     b.queries.at[0, 'targets'] = ['c', 'b']
     a = pd.Series(dict(query_id='focus_object-0', reference='a', condition='blue ' * 40, rank=1, top=['c', 'b', 'd']))
-    s = examples.answer_strip(b, a)
+    s = examples.ranking_strip(b, a)
     assert s['outlines'] == ['reference', 'target', 'target', None] and len(s['title']) < 90
 
 
