@@ -87,6 +87,9 @@ def test_a_method_from_outside_trains_and_is_evaluated_on_every_page(book):
     results = pd.read_parquet(book.home / 'reports' / 'plugin' / 'results.parquet')
     mine = results[results.method == 'learned_sum']
     assert {'genecis', 'cirr', 'csv_queries'} <= set(mine.benchmark) and set(mine.experiment) == set(PARAMS)
+    (run,) = json.loads((book.report('05_train.learned_sum', 'plugin') / 'receipt.json').read_text())['runs']
+    for name in list(PARAMS)[1:]:  # it was trained once
+        assert run in json.loads((book.report(name, 'plugin') / 'receipt.json').read_text())['runs'], name
     trained = results[(results.experiment == '06_evaluation/matrix') & (results.k == 1)].set_index('method').value
     assert trained.learned_sum > trained.image_text  # the world's CIRR again, in other files
 

@@ -498,6 +498,11 @@ def _facts(profile: str, receipts: list) -> str:
     return render_template('facts', facts=facts)
 
 # %% ../../nbs/10_book/01_site.ipynb #9db29437
+def _main_protocol(rows: pd.DataFrame) -> str:
+    "The protocol that most methods share; a page may ask in other words, or crop in another way, beside it."
+    return rows.groupby('protocol', sort=False).method.nunique().idxmax()
+
+
 def _matrix_columns(table: pd.DataFrame) -> list:
     "The columns of the matrix: values by method, with title, page and protocol."
     out, known = [], api.main_metrics()
@@ -506,6 +511,7 @@ def _matrix_columns(table: pd.DataFrame) -> list:
             continue
         rows = rows[(rows.task == main.task) & (rows.metric == main.metric) & (rows.k == main.k)]
         for backbone, some in rows.groupby('backbone', sort=False):
+            some = some[some.protocol == _main_protocol(some)]
             protocol = f'{backbone}; {", ".join(some.protocol.unique())}; {page}'
             values = some.groupby('method', sort=False).value.mean()
             out.append(dict(title=main.title, page=page, protocol=protocol, values=values))
@@ -579,7 +585,7 @@ FRONT_TEXT = """# The CIS Book
 
 Conditional image similarity: a query is a reference image and a condition in words, and the answer is another image.
 This book rebuilds the benchmarks, methods, tables and figures of four papers as notebooks that run without a download.
-Every result stands beside the paper's, with its protocol, number of queries, interval and run."""
+Every result names its protocol, number of queries, interval and run; the tables of the papers stand beside."""
 
 
 def front_page(profile: str, found: dict, states: dict, names: list, src: Path, wall: float = 0) -> str:  # Markdown

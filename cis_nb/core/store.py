@@ -113,7 +113,8 @@ def manifest(folder) -> dict:
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
     except FileNotFoundError:
-        raise FileNotFoundError(f'{folder} has no manifest.json, so it is not a finished run') from None
+        why = 'has no manifest.json, so it is not a finished run' if path.parent.is_dir() else 'is no folder'
+        raise FileNotFoundError(f'{folder} {why}; runs are in {store_root()}/run') from None
     except ValueError as e:
         raise ValueError(f'{path} is broken ({e}): delete the folder and ask for it again') from None
     if isinstance(found, dict) and {'hash', 'files', 'bytes'} <= found.keys():

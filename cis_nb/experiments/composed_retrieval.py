@@ -33,14 +33,12 @@ from ..benchmarks.mit_states import load_mitstates
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored
-from ..data.roots import data_root, is_world
+from ..data.roots import data_root, dataset_root, is_world
 from .comparison import UNTRAINED, hits
 from .genecis import Entry, cached, read_cached, trained_entries, untrained_methods
 from ..backbones.features import TextMemory
 from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Task, evaluate, evaluate_benchmark
 from ..retrieval.statistics import bootstrap_ci, families_of
-from ..world.circo import circo_root
-from ..world.composed import composed_root
 
 # %% ../../nbs/05b_experiments/03_composed_retrieval.ipynb #e5a8e677
 KS = dict(full=(1, 5, 10, 50), subset=(1, 2, 3), states=(1, 5, 10), circo=(5, 10, 25, 50))
@@ -48,14 +46,9 @@ SETS = ('full', 'subset', 'states')  # CIRR's two tasks and MIT-States; pages on
 
 
 def set_root(p: dict, name: str) -> Path:
-    "Where one of the sets is: `cirr`, `mit-states` or `circo`."
-    data = p['data']
-    if not is_world(data):
-        return data_root(name if data == 'published' else data)
-    if name == 'circo':
-        return circo_root(p['circo'], p['world_seed'])
-    size = dict(mitstates=p['mitstates']) if name == 'mit-states' else dict(cirr=p['cirr'])
-    return composed_root(seed=p['world_seed'], **size)
+    "Where one of the sets is: `cirr`, `mit_states` or `circo`; with `data: published` in a folder of its name."
+    data = name.replace('_', '-') if p['data'] == 'published' else p['data']
+    return dataset_root(name, data, p[name.replace('_', '')], p['world_seed']) if is_world(data) else data_root(data)
 
 
 def load_set(p: dict, name: str) -> Task:
@@ -63,7 +56,7 @@ def load_set(p: dict, name: str) -> Task:
     if name == 'circo':
         return load_circo(set_root(p, 'circo'), p['circo_split'])
     if name == 'states':
-        return load_mitstates(set_root(p, 'mit-states'), p['text'], limit=p['state_queries'], seed=p['seed'])
+        return load_mitstates(set_root(p, 'mit_states'), p['text'], limit=p['state_queries'], seed=p['seed'])
     return load_cirr(set_root(p, 'cirr'), p['split'], name)
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'cached_benchmark_rankings', 'MatrixRun', 'run_matrix',
-           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'trained_gains']
+           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'scored', 'trained_gains']
 
 # %% ../../nbs/05b_experiments/07_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from ..core.report import progress
 from .comparison import UNTRAINED, compare_seeds, format_uncertainty, over_seeds, seeds
 from .composed_retrieval import compared_methods, known_as
 from .genecis import RANKING_COLUMNS, Entry, cached, read_cached
+from ..retrieval.metrics import METRICS
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, evaluate_benchmark
 
 # %% ../../nbs/05b_experiments/07_matrix.ipynb #125cc28a
@@ -140,10 +141,18 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
     return fig
 
 # %% ../../nbs/05b_experiments/07_matrix.ipynb #5627e881
-def trained_gains(per_query: pd.DataFrame, over: str = 'image_text', seed: int = 0) -> pd.DataFrame:
-    "Each training against a method that learns nothing: benchmark, method, seed, R@1 difference with its interval, n."
+def scored(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:
+    "Rankings with the main metric of each query in percent, `score`; of one task where the metric is that of one."
+    mine = per_query[per_query.task == metric.task] if metric.task in set(per_query.task) else per_query
+    ranks = pd.DataFrame([*mine.ranks]).fillna(0).to_numpy(int)
+    return mine.assign(score=100 * METRICS[metric.metric](ranks, metric.k))
+
+
+def trained_gains(run: MatrixRun, over: str = 'image_text', seed: int = 0) -> pd.DataFrame:
+    "Each training against another method in the main metric: benchmark, method, training_seed, diff, low, high, n."
     rows = []
-    for name, mine in per_query.groupby('benchmark', sort=False):
+    for name, per_query in run.per_query.groupby('benchmark', sort=False):
+        mine = scored(per_query, main_metric(name, run.results))
         for m in [m for m in mine.method.unique() if seeds(mine, m) and over in set(mine.method)]:
-            rows += [dict(c, benchmark=name, method=m) for c in compare_seeds(mine, m, over, seed=seed)]
+            rows += [dict(c, benchmark=name, method=m) for c in compare_seeds(mine, m, over, of='score', seed=seed)]
     return pd.DataFrame(rows, columns=['benchmark', 'method', 'training_seed', 'diff', 'low', 'high', 'n'])

@@ -507,7 +507,7 @@ class CombinerPlugin(Plugin):
     name, title, paper, color, Config = 'combiner', 'Combiner (mined)', 'genecis', 'red', CombinerConfig
     paper_row = 'Combiner (GeneCIS)'
     variants = {
-        'combiner_cirr': Style('Combiner (CIRR)', 'purple', 'Combiner'),
+        'combiner_cirr': Style('Combiner (CIRR)', '#8B5A2B', 'Combiner'),
         'combiner_original': Style('Combiner (CIRR), as first published'),
     }
 
