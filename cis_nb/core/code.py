@@ -146,16 +146,18 @@ def _is_plain(value) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, bytes))
 
 
+def _array(value) -> np.ndarray | None:
+    "An array or a tensor as an array, None for anything else."
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else value
+    is_tensor = not isinstance(value, type) and hasattr(value, 'detach') and hasattr(value, 'shape')
+    return value.detach().cpu().numpy() if is_tensor else None
+
+
 def _constants(values: dict) -> dict:
     "The constants among some values, and the content of arrays and tensors."
-    arrays = {
-        n: v.detach().cpu().numpy() if hasattr(v, 'detach') and hasattr(v, 'shape') else v for n, v in values.items()
-    }
-    read = {
-        n: [str(v.dtype), v.shape, hashlib.sha256(v.tobytes()).hexdigest()[:16]]
-        for n, v in arrays.items()
-        if isinstance(v, np.ndarray) and not v.dtype.hasobject
-    }
+    arrays = {n: a for n, v in values.items() if (a := _array(v)) is not None}
+    read = {n: [str(a.dtype), a.shape, hashlib.sha256(a.tobytes()).hexdigest()[:16]] for n, a in arrays.items()}
     return {n: repr(v) for n, v in values.items() if _is_plain(v)} | read
 
 
