@@ -104,7 +104,7 @@ class Task(Protocol):
 
     def __len__(self) -> int: ...
     def restrict(self, present) -> 'Task': ...  # what can be scored with these images
-    def asked(self) -> Queries: ...  # as a method gets them
+    def as_queries(self) -> Queries: ...  # as a method gets them
 
 
 @runtime_checkable

@@ -161,7 +161,7 @@ def test_a_benchmark_asks_and_aggregates(name):
         assert isinstance(task, Task) and isinstance(task.protocol, Protocol) and len(task) > 0
         assert task.ks and list(task.ks) == sorted(set(task.ks)) and task.source.key == task.key != ''
         assert task.source.load(task.images[0]).mode == 'RGB' and set(task.images) <= set(task.source.ids)
-        assert all(texts and all(isinstance(t, str) for t in texts) for texts in task.asked().texts)
+        assert all(texts and all(isinstance(t, str) for t in texts) for texts in task.as_queries().texts)
     per_query, rows = evaluate_benchmark(method('image_text', MadeUp()), b)
     assert list(rows.columns) == RESULT_COLUMNS and set(per_query.task) <= set(rows.task)
     assert len(per_query) == sum(map(len, b.tasks.values()))

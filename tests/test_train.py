@@ -6,7 +6,7 @@ from PIL import Image
 from cis_nb import train as T
 from cis_nb.core.experiment_files import defaults, read_notebook
 from cis_nb.core.store import project_root
-from cis_nb.methods.contrastive import questions
+from cis_nb.methods.contrastive import validation_data
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_trains_on_a_folder_of_photos(photos, tmp_path, monkeypatch):
         device='cpu',
     )
     run = T.train_or_load(T.settings(p))
-    before, asked = (run / 'model.safetensors').stat().st_mtime_ns, questions(str(photos), 100, 64)
+    before, asked = (run / 'model.safetensors').stat().st_mtime_ns, validation_data(str(photos), 100, 64)
     assert len(pd.read_csv(run / 'history.csv')) == 2 and 0 < len(asked['pairs'][1]) < 20
     assert (
         T.train_or_load(T.settings(p)) == run and (run / 'model.safetensors').stat().st_mtime_ns == before

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SOURCE', 'TEST_NOUNS', 'TEXTS', 'States', 'read_states', 'nouns_for_test', 'for_test', 'state_queries', 'drawn',
-           'load_mitstates', 'mitstates_benchmark', 'MITStatesPlugin', 'state_chance']
+           'load_mitstates', 'mitstates_benchmark', 'MITStatesPlugin']
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #be1a97e6
 from dataclasses import dataclass
@@ -207,10 +207,3 @@ class MITStatesPlugin(BenchmarkPlugin):
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:
         "`seed` is the world's; `draw` chooses the queries where `per_image` or `limit` is given."
         return mitstates_benchmark(dataset_root(self.name, data, size, seed), seed=draw, **options)
-
-# %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #5feeea7b
-def state_chance(bench: Task, k: int) -> float:  # in percent
-    "R@k of a guess, averaged over the queries."
-    n, N = bench.queries.targets.map(len).to_numpy(), len(bench.shared_gallery) - 1  # without the reference
-    j = np.arange(min(k, N))[:, None]
-    return 100 * float(1 - np.prod(np.clip(N - n - j, 0, None) / (N - j), axis=0).mean())

@@ -146,6 +146,15 @@ class PhotoPairs:
         "Squares (B,3,H,W) uint8 and captions (B) of some pairs."
         return torch.from_numpy(self._images[self._row[self.owner[indices]]]), [self.texts[i] for i in indices]
 
+    @property
+    def inputs(self) -> tuple:
+        "Fingerprints of what the pairs are made of."
+        return (self.key,)
+
+    def validation(self, n: int) -> dict:
+        "What a backbone is measured by: the first `n` photographs with their first captions."
+        return dict(pairs=self.batch(np.arange(min(n, len(self.table)))))
+
     def photo(self, i: int) -> Image.Image:
         "The whole photograph of row `i`."
         return open_photo(Place(*self.table.loc[i, list(Place._fields)]).read())

@@ -34,9 +34,10 @@ from ..data.augmentation import random_crops, random_shift_brightness, stored_si
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
-from ..data.roots import cirr_root, is_world
+from ..data.roots import cirr_root
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
+from ..mining.parsers import parser_for
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
 from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
@@ -431,13 +432,12 @@ RULE = ('filter', 'threshold', 'lookup', 'modifiers', 'literal', 'partner')  # h
 
 def triplet_folder(c: CombinerConfig) -> Path:
     "The mined triplets that the configuration asks for."
-    parser = 'world' if is_world(c.data) and c.parser == 'auto' else c.parser
     return mine_triplets(
         captions_root(c.data, c.photos),
         c.samples,
         seed=c.seed,
         n_val=c.val_samples,
-        parser=parser,
+        parser=parser_for(c.data, c.parser),
         **{k: getattr(c, k) for k in ('captions', 'attributes', *RULE)},
     )
 

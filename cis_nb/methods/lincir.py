@@ -26,7 +26,7 @@ from ..core.parameters import one_of
 from ..data.augmentation import stored_size
 from ..data.image_sources import folder_images
 from ..data.datasets import captions_root
-from ..data.roots import cirr_root, data_root, is_world
+from ..data.roots import cirr_root
 from .pseudo_words import PROMPT, Phi, Prompt, PseudoWord, PseudoWordObjective, load_pseudo_word
 from ..mining.captions import read_captions
 from ..mining.corpora import KEYS, MASKINGS, Corpus, corpus_folder, normalize_caption, sources_of
@@ -213,11 +213,11 @@ def corpus_of(c: LinCIRConfig) -> Path:
 def caption_image_features(backbone, c: LinCIRConfig, n: int) -> np.ndarray:  # (n,D)
     "Features of the image of each of the n captions of the corpus; raises ValueError for a corpus without images."
     source = sources_of(c.corpus)
-    if len(source) > 1 or not is_world(source[0]) and data_root(source[0], files=True, what='corpus').is_file():
+    root = captions_root(source[0], c.photos, files=True, what='corpus')
+    if len(source) > 1 or root.is_file():
         raise ValueError(
             f"supervision 'image': corpus {c.corpus!r} has no images; give world, or one folder of images with captions"
         )
-    root = captions_root(source[0], c.photos)
     owners = [image for image, _, t in read_captions(root, 'all', 'train')[0] if normalize_caption(t)]
     if len(owners) != n:
         raise ValueError(

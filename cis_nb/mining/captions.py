@@ -28,8 +28,8 @@ from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, machine, stored
 from ..data.image_folders import Skipped, clean_caption, read_photos
-from ..data.roots import data_root, is_world
-from .parsers import find_parser, load_parser, open_pipeline, parser_name, world_parser
+from ..data.roots import data_root
+from .parsers import find_parser, load_parser, open_parser, open_pipeline, parser_name
 
 # %% ../../nbs/03_mining/01_captions.ipynb #479132e9
 def compound_tokens(noun) -> list:
@@ -623,9 +623,7 @@ def missed_relations(c: pd.DataFrame) -> pd.DataFrame:
 @lru_cache(maxsize=2)
 def full_pipeline(name: str) -> spacy.Language:
     "A pipeline with all its components, as spaCy loads it."
-    if is_world(name):
-        return world_parser()
-    return open_pipeline(find_parser() if name == 'auto' else name)
+    return open_parser(name, open_pipeline)
 
 
 def one_by_one(texts, parser: str) -> list:

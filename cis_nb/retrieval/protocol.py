@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'result_rows', 'evaluate', 'backbone_name',
-           'Benchmark', 'evaluate_benchmark', 'load_tasks', 'score_blocks']
+           'Benchmark', 'evaluate_benchmark', 'load_tasks', 'score_blocks', 'chance_recall']
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
 from dataclasses import asdict, dataclass, field, replace
@@ -168,7 +168,7 @@ class Task:
         "What can be scored with the images that are `present`."
         return _restrict(self, set(present))
 
-    def asked(self) -> Queries:
+    def as_queries(self) -> Queries:
         "The queries as a method gets them, each text in its prompt."
         q = self.queries
         texts = q.texts if 'texts' in q else [[c] for c in q.condition]
@@ -392,7 +392,7 @@ def evaluate(
     "Rank every query of a task; return one line per query and the rows of the result table."
     ks, features = ks or task.ks, method.encode_gallery(task.source)
     task = task.restrict(features.index)
-    q = method.encode_queries(task.asked())
+    q = method.encode_queries(task.as_queries())
     if task.shared_gallery is None:
         per_query = _ranked(*_own_galleries(method, task, q, _vectors(features)), keep)
     else:
@@ -464,3 +464,12 @@ def score_blocks(method, queries: Queries, ids: list, block=1000):
         scores = torch.as_tensor(method.score(method.encode_queries(some), gallery)).float().cpu()
         _check_finite(scores, some.ids, 'scores: those of query')
         yield some, scores
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #6a725877
+def chance_recall(task: Task, k: int) -> float:  # in percent
+    "R@k of a guess that leaves out the reference, averaged over the queries."
+    shared = task.shared_gallery
+    size = task.queries.gallery.map(len).to_numpy() if shared is None else np.full(len(task), len(shared))
+    N, n, j = size - 1, task.queries.targets.map(len).to_numpy(), np.arange(k)[:, None]
+    missed = np.clip(N - n - j, 0, None) / np.maximum(N - j, 1)
+    return 100 * float(1 - np.prod(missed, axis=0).mean())

@@ -65,7 +65,7 @@ class RetrievalValidation:
 # %% ../../nbs/05a_training/01_validation.ipynb #78e79d55
 def query_features(backbone, task: Task) -> tuple:  # three tensors (Q,D), raw
     "Features of the reference, the condition and the first target of every query of a task."
-    features, queries, read = task.source.features(backbone), task.asked(), TextMemory(backbone)
+    features, queries, read = task.source.features(backbone), task.as_queries(), TextMemory(backbone)
 
     def seen(ids):
         return torch.from_numpy(np.asarray(features.array[[features.index[i] for i in ids]], np.float32))

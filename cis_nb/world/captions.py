@@ -307,6 +307,7 @@ class WorldPairs:
     "A numbered stream of (image, caption) pairs; training never sees a held-out combination."
 
     group, in_order = 2, True  # neighbours are twins; nothing repeats, so nothing needs shuffling
+    inputs = ()  # no file decides what is drawn
 
     def __init__(
         self,
@@ -383,6 +384,11 @@ class WorldPairs:
         drawn = [draw_scene(self.random(i, 5), 1 + i % 4, pair_ok=self.pair_ok) for i in range(n)]
         texts = [caption(s, self.random(i, 6), patterns=(full_sentence,)) for i, s in enumerate(drawn)]
         return image_batch([render(s, self.image_size) for s in drawn]), texts
+
+    def validation(self, n: int) -> dict:
+        "What a backbone is measured by: `n` scenes with their captions, twins, and zero-shot probes."
+        twins = self.batch(range(n // 2 * 2))
+        return dict(pairs=self.scenes(n), twins=twins, probes=probes(n, self.image_size))
 
 # %% ../../nbs/01_world/04_captions.ipynb #38b3a323
 PROBE_PROMPTS = dict(

@@ -1,10 +1,11 @@
 "The feature store: images of any mode, damaged images, kills, full disks."
 
 import copy, io, multiprocessing, os, resource, signal
+from types import SimpleNamespace
 import numpy as np, pytest, torch
 from PIL import Image
 from cis_nb.backbones.loading import load_backbone
-from cis_nb.backbones.features import image_features, text_features
+from cis_nb.backbones.features import TextMemory, image_features, text_features
 
 torch.set_num_threads(1)
 
@@ -109,3 +110,10 @@ def test_not_finite_features_are_an_error(b, store):
         bad.model.visual.head.proj.weight[0, 0] = float('inf')
     with pytest.raises(ValueError, match='not finite'):
         image_features(bad, [1, 2], picture, 'nan')
+
+
+def test_a_text_is_read_once():
+    read = []
+    r = TextMemory(SimpleNamespace(D=1, encode_text=lambda ts: read.append(list(ts)) or torch.ones(len(ts), 1)))
+    assert r(['a', 'b', 'a']).shape == (3, 1) and r(['b']).shape == (1, 1)
+    assert read == [['a', 'b']] and r([]).shape == (0, 1)

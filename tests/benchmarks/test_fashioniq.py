@@ -398,7 +398,7 @@ def test_an_interval_redraws_candidates_with_all_their_queries(tmp_path):
 def test_two_texts_are_asked_one_by_one_and_averaged(tmp_path):
     random_world(tmp_path)
     b = load_fashioniq(tmp_path, images=False, prompt='a photo that {condition}')
-    asked = b.asked().texts
+    asked = b.as_queries().texts
     assert {len(texts) for texts in asked} == {1, 2} and b.protocol.hash != load_fashioniq(
         tmp_path, images=False
     ).protocol.hash

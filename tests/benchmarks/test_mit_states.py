@@ -16,12 +16,11 @@ from cis_nb.benchmarks.mit_states import (
     for_test,
     load_mitstates,
     read_states,
-    state_chance,
     state_queries,
 )
 from cis_nb.backbones.features import image_features
 from cis_nb.methods.baselines import FusionMethod
-from cis_nb.retrieval.protocol import Protocol, Task, evaluate
+from cis_nb.retrieval.protocol import Protocol, Task, chance_recall, evaluate
 from cis_nb.retrieval.metrics import recall_at_k
 
 
@@ -271,7 +270,7 @@ def test_the_size_of_the_real_set_stays_small_in_memory():
     G = rng.normal(size=(len(table), 16)).astype(np.float32)
     words = {a: rng.normal(size=16) for a in sorted(set(q.condition))}
     _, rows = evaluate(fused(MadeUp(dict(zip(table.image, G)), words.get)), bench, (10,))
-    assert rows.ci_low[0] - 1 < state_chance(bench, 10) < rows.ci_high[0] + 1
+    assert rows.ci_low[0] - 1 < chance_recall(bench, 10) < rows.ci_high[0] + 1
 
 
 def test_both_layouts_of_the_world(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def test_every_test_of_a_claim_is_an_experiment_that_speaks_of_it():
         profile, name = where.split('/', 1)
         assert (ROOT / 'params' / profile / f'{name}.yaml').exists(), where
         own = name.split('/')[-1] in ('genecis', 'composed_retrieval', 'claims')  # tested in the library page on claims
-        assert i in (ROOT / 'nbs' / f'{"05b_experiments/06_claims" if own else name}.ipynb').read_text(
+        assert i in (ROOT / 'nbs' / f'{"05b_experiments/08_claims" if own else name}.ipynb').read_text(
             encoding='utf-8'
         ), f'{where} says nothing of {i}'
 

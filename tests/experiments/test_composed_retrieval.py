@@ -9,8 +9,9 @@ from PIL import Image
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import composed_retrieval as cm
 from cis_nb.benchmarks.cirr import check_submission, read_cirr
-from cis_nb.backbones.features import TextMemory, image_features
-from cis_nb.experiments.genecis import Entry
+from cis_nb.backbones.features import image_features
+from cis_nb.experiments import matrix
+from cis_nb.experiments.entries import Entry, known_as
 from cis_nb.methods import baselines as bl
 
 
@@ -93,6 +94,7 @@ def params(root, **kw):
             text='adjective',
             state_queries=0,
             seed=0,
+            world_seed=0,
             methods=['image_only', 'text_only'],
             trainings=[],
             seeds=[0],
@@ -106,14 +108,21 @@ def params(root, **kw):
 
 @pytest.fixture
 def run(root):
-    sets, missing = cm.load_sets(params(root))
+    found, missing = cm.load_sets(params(root))
     entries = [Entry(bl.method(m, Eyes())) for m in ('image_only', 'text_only')]
-    return SimpleNamespace(sets=sets, missing=missing, entries=entries, root=root)
+    tasks = {name: task for b in found.values() for name, task in b.tasks.items()}
+    return SimpleNamespace(benchmarks=found, tasks=tasks, missing=missing, entries=entries, root=root)
+
+
+def rank(entry, run):
+    "Rankings and rows of all benchmarks."
+    found = [matrix.rank_benchmark(entry, b) for b in run.benchmarks.values()]
+    return tuple(pd.concat(tables, ignore_index=True) for tables in zip(*found))
 
 
 def test_words_that_name_the_target_find_it_and_the_image_does_not(run):
     assert not run.missing
-    image, text = (cm.rank_sets(e, run.sets)[1].set_index(['task', 'k']).value for e in run.entries)
+    image, text = (rank(e, run)[1].set_index(['task', 'k']).value for e in run.entries)
     assert text['full', 1] == text['subset', 1] == text['average', 1] == 100 and image['full', 1] < 50
     assert set(text.index) == {
         ('full', 1),
@@ -133,20 +142,21 @@ def test_words_that_name_the_target_find_it_and_the_image_does_not(run):
 
 def test_a_method_is_asked_once_and_then_remembered(run, monkeypatch):
     e = run.entries[0]
-    first = cm.cached_set_rankings(e, run.sets)
-    monkeypatch.setattr(cm, 'rank_sets', lambda *a: pytest.fail('ranked again'))
+    cirr = run.benchmarks['cirr']
+    first = matrix.cached_benchmark_rankings(e, cirr)
+    monkeypatch.setattr(matrix, 'rank_benchmark', lambda *a: pytest.fail('ranked again'))
     assert (
-        cm.cached_set_rankings(e, run.sets) == first
-        and first.name.startswith('composed-eyes-image_only-')
+        matrix.cached_benchmark_rankings(e, cirr) == first
+        and first.name.startswith('cirr-eyes-image_only-')
         and (first / 'rows.parquet').exists()
     )
 
 
 def test_rows_of_a_training_carry_its_seed_and_name(run):
     e = replace(run.entries[1], seed=2, run=Path('r'))
-    per_query, rows = cm.rank_sets(e, run.sets)
-    assert set(rows.seed) == {2} and set(per_query.seed) == {2} and cm.known_as(e) == 'eyes-text_only-s2'
-    plain = cm.rank_sets(run.entries[0], run.sets)
+    per_query, rows = rank(e, run)
+    assert set(rows.seed) == {2} and set(per_query.seed) == {2} and known_as(e) == 'eyes-text_only-s2'
+    plain = rank(run.entries[0], run)
     both = pd.concat([per_query.assign(method='combiner'), plain[0]])
     assert (
         cp.seeds(both, 'combiner') == [2]
@@ -159,7 +169,7 @@ def test_a_set_that_is_not_there_is_left_out_with_the_reason(root):
 
     shutil.rmtree(root / 'mit-states')
     sets, missing = cm.load_sets(params(root))
-    assert list(sets) == ['full', 'subset'] and 'MIT-States' in missing['states']
+    assert [list(b.tasks) for b in sets.values()] == [['full', 'subset']] and 'MIT-States' in missing['states']
     (root / 'cirr/captions/cap.rc2.val.json').write_text('[{')
     with pytest.raises(ValueError, match='not JSON'):
         cm.load_sets(params(root))
@@ -169,11 +179,11 @@ def test_without_images_a_set_is_missing_and_not_wrong(root):
     for f in (root / 'dev').iterdir():
         f.unlink()
     sets, missing = cm.load_sets(params(root))
-    assert 'full' not in sets and 'CIRR images' in missing['full']
+    assert 'cirr' not in sets and 'CIRR images' in missing['full']
 
 
 def test_kinds_are_counted_apart(run):
-    found = pd.concat([cm.rank_sets(e, run.sets)[0] for e in run.entries])
+    found = pd.concat([rank(e, run)[0] for e in run.entries])
     table = cm.by_kind(found, cm.kinds_of(run.root, 'val'))
     assert dict(table.groupby('kind').n.first()) == dict(add=30, remove=30) and set(
         table.value[table.method == 'text_only']
@@ -186,7 +196,7 @@ def test_kinds_are_counted_apart(run):
 
 
 def test_guesses_count_several_right_answers(run):
-    g = cm.chance_recalls(run.sets)
+    g = cm.chance_recalls(run.tasks)
     assert (
         g['subset'] == pytest.approx({1: 20, 2: 40, 3: 60})
         and g['full'][1] == pytest.approx(100 / 59)
@@ -206,10 +216,3 @@ def test_the_submission_is_what_the_server_takes(run):
             and all(len(s[str(e['pairid'])]) == n for e in c.entries)
             and s['0'][0] == c.answers['0']
         )
-
-
-def test_a_text_is_read_once():
-    read = []
-    r = TextMemory(SimpleNamespace(D=1, encode_text=lambda ts: read.append(list(ts)) or torch.ones(len(ts), 1)))
-    assert r(['a', 'b', 'a']).shape == (3, 1) and r(['b']).shape == (1, 1)
-    assert read == [['a', 'b']] and r([]).shape == (0, 1)

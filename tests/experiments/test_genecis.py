@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
-from projects import ROOT
 from cis_nb.experiments import comparison as cp, examples
 from cis_nb.experiments import genecis as ev
 from cis_nb.retrieval.protocol import Protocol, Task, evaluate
@@ -59,36 +58,6 @@ def rows(*items):
     return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(
         draw=0, gallery_size=15, reference='r'
     )
-
-
-# --- trainings
-
-
-def test_the_receipt_of_a_training_tells_its_parameters(tmp_path, monkeypatch):
-    (tmp_path / '05_train.mine').mkdir()
-    (tmp_path / '05_train.mine' / 'receipt.json').write_text(json.dumps(dict(params=dict(method='combiner', steps=7))))
-    monkeypatch.setenv('CIS_BOOK', str(tmp_path))
-    assert ev.training_config('05_train.mine').steps == 7 and ev.training_config('mined').triplets == 'mined'
-    with pytest.raises(FileNotFoundError, match='run that experiment of this profile first'):
-        ev.training_config('05_train.other')
-
-
-def test_without_a_book_the_parameter_file_tells_them(tmp_path, monkeypatch):
-    monkeypatch.delenv('CIS_BOOK', raising=False)
-    monkeypatch.setenv('CIS_HOME', str(tmp_path))
-    monkeypatch.setenv('CIS_PROFILE', 'mine')
-    (tmp_path / 'nbs').symlink_to(ROOT / 'nbs')
-    (tmp_path / 'params' / 'mine').mkdir(parents=True)
-    (tmp_path / 'params' / 'mine' / '05_train.x.yaml').write_text('method: combiner\nsteps: 3\n')
-    p = ev.training_config('05_train.x')
-    assert (p.steps, p.backbone, p.pretrained) == (3, 'tiny', 'default')
-    with pytest.raises(FileNotFoundError, match='the profile mine has no such experiment'):
-        ev.training_config('05_train.y')
-
-
-def test_two_trainings_of_the_same_kind_are_refused():
-    with pytest.raises(ValueError, match='two of them'):
-        ev.trained_entries(['cirr', 'cirr'], [0], eyes)
 
 
 def test_answers_of_a_training_carry_its_seed():

@@ -135,7 +135,7 @@ def test_labels_tell_the_attribute_of_the_type_and_the_object(small, tasks, tiny
             return super().__call__(texts)
 
     m.read = Ear(tiny)
-    m.encode_queries(b.asked())
+    m.encode_queries(b.as_queries())
     x = sp.read_vaw(small)
     name = {
         sp.image_key(dict(image_id=r.image_id, instance_bbox=r.instance_bbox)): r.object_name

@@ -39,7 +39,7 @@ class LearnedSumTraining(RetrievalValidation):
 
     def __init__(self, backbone, train, val, config):
         self.backbone, self.tasks, self.config, self.net = backbone, {'cirr': val}, config, Sum(backbone.D)
-        features, queries = train.source.features(backbone), train.asked()
+        features, queries = train.source.features(backbone), train.as_queries()
         targets = [features.index[t[0]] for t in train.queries.targets]
         self.ref = torch.tensor(np.asarray(features.array[[features.index[r] for r in queries.references]])).float()
         self.cond = TextMemory(backbone)([text for (text,) in queries.texts])
