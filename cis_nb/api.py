@@ -77,7 +77,7 @@ class Queries:
         negative, mask = (None if x is None else x[rows] for x in (self.negative, self.mask))
         return Queries(*(x[rows] for x in fields), self.images, negative, mask)
 
-
+# %% ../nbs/00_api.ipynb #641447c3
 @runtime_checkable
 class Method(Protocol):
     "A way to embed queries, and for some methods the gallery. It owns its backbone."
@@ -212,7 +212,7 @@ class Style:
     color: str = 'grey'  # of the palette in `cis_nb.core.plotting`, or any that matplotlib knows
     paper_row: str = ''  # its name in the tables of `cis_nb/paper`
 
-
+# %% ../nbs/00_api.ipynb #2012edd6
 class Plugin:
     "A method; subclasses, or instances of them, are registered by name."
 
@@ -253,7 +253,7 @@ class Plugin:
         "The method over a backbone, where nothing is learned."
         raise TypeError(f'{self.name} learns from data: name an experiment that trains it in `trainings`')
 
-
+# %% ../nbs/00_api.ipynb #4c1ce481
 @dataclass(frozen=True)
 class MainMetric:
     "The metric of a benchmark that the front page shows."
@@ -303,8 +303,6 @@ REGISTRY = {
     },
     'backbone': {},  # the book's own are in `cis_nb.backbones.loading`; packages add functions like `load_backbone`
 }
-
-
 _in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given
 
 
@@ -313,7 +311,7 @@ def _entry_points(kind: str) -> dict:
     "What installed packages add: name -> module:object."
     return {e.name: e.value for e in entry_points(group=f'cis_nb.{kind}s')}
 
-
+# %% ../nbs/00_api.ipynb #af4bc6b2
 def names(kind: str) -> list:
     "The registered names of a kind: method, benchmark or backbone."
     if kind not in REGISTRY:

@@ -79,7 +79,7 @@ def fit(folder, given: dict) -> pd.DataFrame:
     config = settings(given)
     return train(make_objective(config), Path(folder), **{k: getattr(config, k) for k in LOOP if hasattr(config, k)})
 
-
+# %% ../nbs/05_train.ipynb #6e75d7fb
 def train_or_load(config: TrainingConfig) -> Path:
     "The run of a configuration: from the store, continued, or begun."
     plugin, given = api.get('method', config.method), config.model_dump()

@@ -144,7 +144,7 @@ class BlipTextTower:
     def pool(self, ids, states) -> torch.Tensor:  # (B,T), (B,T,W) -> (B,D): the state at the first token, projected
         return self.model.text_projection(states[:, 0])
 
-
+# %% ../../nbs/04a_backbones/03_blip.ipynb #a23f6d73
 def blip_backbone(model: BlipModel, wordpiece, vocab: dict, source: str = '', device='cpu') -> Backbone:
     "A BLIP as a backbone."
     model = model.to(device)

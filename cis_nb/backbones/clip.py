@@ -78,7 +78,7 @@ def attention_kernel(device):
     plain = torch.is_grad_enabled() and torch.device(device).type == 'cpu'
     return sdpa_kernel(SDPBackend.MATH) if plain else contextlib.nullcontext()
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #42e85b9d
 class ImageTower:
     "A vision model of open_clip, as a whole and block by block; it refers to the weights and does not copy them."
 
@@ -263,7 +263,7 @@ class Backbone(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.logit_scale.dtype
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #8e15a17e
 def clip_backbone(model, name: str, source: str = '', device='cpu') -> Backbone:
     "A CLIP of open_clip as a backbone; `name` is one of BACKBONES."
     model = model.to(device)
@@ -314,7 +314,7 @@ def encode_text(self: Backbone, texts, batch_size: int = 256) -> torch.Tensor:  
     "Text features, not normalised; TypeError if `texts` is no list of strings."
     return self._encode(self.text_tower.tokenize(texts), self._embed, batch_size)
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #ff2263c1
 @patch
 def encode_ids(self: Backbone, ids, batch_size: int = 256) -> torch.Tensor:  # ids (B,T) of CLIP's vocabulary -> (B,D)
     "Text features of tokenized texts, not normalised."

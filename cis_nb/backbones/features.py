@@ -184,7 +184,7 @@ def image_features(
     with pool:
         return _features('image', backbone, ids, key, encode, block)
 
-
+# %% ../../nbs/04a_backbones/05_features.ipynb #1f9ae70f
 def text_features(
     backbone,
     texts,  # repeats allowed
@@ -198,7 +198,7 @@ def text_features(
 
     return _features('text', backbone, texts, '', encode, block)
 
-
+# %% ../../nbs/04a_backbones/05_features.ipynb #1470e21b
 def corpus_features(
     backbone,
     corpus,  # captions as ids, see `mining.corpora`

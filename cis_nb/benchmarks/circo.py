@@ -174,7 +174,7 @@ def picture_paths(c: Circo, names: dict) -> dict:  # id -> path
     there = {f.name: f for h in homes for f in h.iterdir()}
     return {i: there[n] for i, n in names.items() if n in there}
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #34266fa2
 def _loader(c: Circo, names: dict, paths: dict):
     "id -> PIL image."
 
@@ -218,7 +218,7 @@ def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple 
     b = Task('circo', 'circo', _queries(c), load, protocol, gallery, gallery, _key(paths), ('map',), tuple(ks))
     return b.restrict(paths)
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #39ca8701
 def circo_benchmark(root, split: str = 'val', prompt: str = '{condition}', ks: tuple = (5, 10, 25, 50)) -> Benchmark:
     "CIRCO as a benchmark of one task."
     return Benchmark('circo', dict(circo=load_circo(root, split, prompt, ks)))
@@ -286,7 +286,7 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
             return f'query {q} names {odd[0]}, which is no unlabeled image'
     return ''
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #218874b2
 def check_submission(path, c: Circo, gallery=None) -> dict:
     "The content of a submission; an error that says what the server would refuse."
     try:

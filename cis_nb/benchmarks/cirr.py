@@ -168,7 +168,7 @@ def _soft(entries) -> list:  # (what, how many)
         ),
     ]
 
-
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #8e5a9203
 def audit_cirr(root, split: str = 'val') -> pd.DataFrame:  # what, count, percent
     "Count what the annotations of a split hold; percent is of the queries, or of the images."
     c = read_cirr(root, split)
@@ -306,7 +306,7 @@ def averages(full: pd.DataFrame, subset: pd.DataFrame, seed=0, **labels) -> pd.D
         )
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
-
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #adbcf27f
 class CirrBenchmark(Benchmark):
     "The full task, the subset task, and their averages where both are there."
 
@@ -336,7 +336,7 @@ def cirr_benchmark(
         tasks['subset'] = replace(tasks['subset'], source=tasks['full'].source)
     return CirrBenchmark('cirr', tasks, missing)
 
-
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #bd61112d
 class CirrPlugin(BenchmarkPlugin):
     "CIRR: the full and the subset task."
 

@@ -132,7 +132,7 @@ def read_coco_captions(path, ids=None, name: str = 'coco') -> CaptionSet:
         )
     return c
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #8b5f6593
 def _known(ids, c: CaptionSet, path) -> list:
     "The ids; `ValueError` if one is not in the file or comes twice."
     ids = list(ids)
@@ -471,7 +471,7 @@ def _gallery_text(kind: str, n: int, sizes) -> str:
     size = f'{min(sizes):,}' + f' to {max(sizes):,}' * (max(sizes) > min(sizes))
     return f'{kind} of {len(sizes)} parts of {size} pictures, the mean of their means'
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #48dc9cf3
 def ground_truth_protocol(truth: GroundTruth, way: str, c: CaptionSet, sizes: list = (), extra: str = '') -> Protocol:
     "The protocol of one direction; with `sizes` that of parts."
     queries, gallery = ('pictures', 'captions') if way == DIRECTIONS[0] else ('captions', 'pictures')

@@ -62,7 +62,7 @@ def _lines(path: Path):
     for n, line in enumerate(text.rstrip().split('\n'), 1):
         yield f'{path}, line {n}', line.strip()
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c7ab1ad8
 def _inside(name: str) -> bool:
     return not (name.startswith(('/', '\\')) or '\\' in name or ':' in name.split('/')[0] or '..' in name.split('/'))
 
@@ -110,7 +110,7 @@ def lists_folder(root) -> Path:
         None,
     )
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c89c2926
 def read_lists(root) -> Domains:
     "The official lists in `imgnet/` or `imgnet_lists/` below `root` or in `root` itself; no picture is needed."
     folder = lists_folder(root) or Path(root) / 'imgnet'
@@ -149,7 +149,7 @@ def read_lists(root) -> Domains:
         Skipped(),
     )
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #05f758e5
 def _home(root, folder: Path, image: str) -> Path:
     "The folder that the paths of the lists start from."
     return next((h for h in (Path(root), folder.parent) if (h / PurePosixPath(image).parts[0]).exists()), Path(root))
@@ -195,7 +195,7 @@ def read_folders(root, real: str = '') -> Domains:
         left,
     )
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c9da0751
 def read_domains(root, real: str = '') -> Domains:
     "The official lists where they are, any folder `domain/class/` elsewhere."
     return read_lists(root) if lists_folder(root) else read_folders(root, real)
@@ -218,7 +218,7 @@ def best_possible(D: Domains, domain: str, k: int) -> float:  # in percent
     n = D.queries.label.map(D.table.label[D.table.domain == domain].value_counts()).fillna(0)
     return 100 * float((np.minimum(n, k) / np.maximum(n, 1)).mean())
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #03227874
 def audit_domains(D: Domains) -> pd.DataFrame:
     "What there is in each domain, and what no method can reach."
     rows = []
@@ -306,7 +306,7 @@ def _extra(D: Domains, asked: list) -> str:
     out = f'{sum(D.left_out.counts().values())} files left out' if D.left_out else ''
     return '; '.join(filter(None, [dropped, out]))
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #aa7bc1f8
 def load_domains(
     D: Domains, domains=None, reference: str = 'removed', prompt: str = '{condition}', ks: tuple = (1, 10, 50)
 ) -> Task:
@@ -338,7 +338,7 @@ def domain_benchmark(D: Domains, **options) -> Benchmark:
     "Domain conversion as a benchmark of one task, whose rows are the domains and their mean; see `load_domains`."
     return Benchmark(f'domains/{D.name}', dict(domains=load_domains(D, **options)))
 
-
+# %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #9962d1f8
 class DomainConversionPlugin(BenchmarkPlugin):
     "Domain conversion on ImageNet: a task for each domain."
 

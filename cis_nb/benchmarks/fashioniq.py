@@ -62,7 +62,7 @@ def _entry_fault(e, secret: bool) -> str:
         else f'captions must be two sentences, not {said!r}'
     )
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #d4fd594d
 def _folder(root) -> Path:
     "Where the data set is: `fashioniq/` below `root`, or `root` itself."
     return next(
@@ -80,7 +80,7 @@ def _files(root, category: str, split: str) -> tuple:  # folder, captions, list
         for f in (f'captions/cap.{category}.{split}.json', f'image_splits/split.{category}.{split}.json')
     )
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #2b86d79d
 def _contents(path, listed, secret: bool) -> tuple:  # entries, image names
     "The two files, each sound by itself."
     entries, names = read_json(path), read_json(listed)
@@ -115,7 +115,7 @@ def _pair_fault(candidate, target, names: set) -> str:
             return f'{field} {name!r} is not in the list of images'
     return 'the target is the candidate itself' if candidate == target else ''
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #ccb7812e
 def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> FashionIQ:
     "The annotations of a split of a category; no image is needed."
     folder, path, listed = _files(root, category, split)
@@ -249,7 +249,7 @@ def _queries(f: FashionIQ, order: str) -> pd.DataFrame:
         )
     )
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #ce416cc3
 def _key(paths: dict) -> str:
     "What the images are, for the feature store."
     return fingerprint(['fashioniq', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n, p in paths.items())])
@@ -280,7 +280,7 @@ def _gallery(f: FashionIQ, gallery: str) -> tuple:  # names, in words
         else f'the {len(names):,} {f.category} images that a query uses',
     )
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #1168cb01
 def load_fashioniq(
     root,
     category: str = 'dress',
@@ -346,7 +346,7 @@ def macro_mean(per_query: pd.DataFrame, ks=(10, 50), seed=0, **labels) -> pd.Dat
         ]
     ).reindex(columns=RESULT_COLUMNS)
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #9bdcb4cb
 class FashionIQBenchmark(Benchmark):
     "R@k of each category, and the macro means where all three are there."
 
@@ -366,7 +366,7 @@ def fashioniq_benchmark(root, categories=CATEGORIES, **options) -> FashionIQBenc
 
     return FashionIQBenchmark('fashioniq', *load_tasks(load, categories, NoQueries))
 
-
+# %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #24242723
 class FashionIQPlugin(BenchmarkPlugin):
     "FashionIQ: a task for each category."
 

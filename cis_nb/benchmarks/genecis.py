@@ -251,7 +251,7 @@ def picture_files(root, task: str) -> dict:  # file stem -> path
     }
     return found or {'': need_file(Path(root) / folders[0] / '*.jpg', **about)}
 
-
+# %% ../../nbs/02b_benchmarks/00_genecis.ipynb #fd5cd181
 def templates_file(folder, task: str) -> Path:
     "The task's file, packed or not, in `genecis/` below a folder or in the folder itself."
     if task not in TASKS:
@@ -306,7 +306,7 @@ def _loader(files: dict, crop_mode: str):
 
     return load
 
-
+# %% ../../nbs/02b_benchmarks/00_genecis.ipynb #6e8ae56e
 def load_genecis(root, task: str, templates=None, crop_mode='official') -> Task:
     "A task with the images below `root`; its templates from there too, or from another folder."
     path = templates_file(templates or root, task)

@@ -596,7 +596,7 @@ def _write_task(folder: Path, built: BuiltTask, notes: dict):
     built.details.to_parquet(folder / f'{built.task}.details.parquet', index=False)
     (folder / f'{built.task}.dropped.json').write_text(json.dumps({**notes, **built.dropped}, indent=1))
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #38517a7e
 def build_genecis(
     root,  # with vaw/ and coco/annotations/ or annotations/
     n: int = 2000,  # templates per task

@@ -166,7 +166,7 @@ def _extra(states: States, text: str, said: str) -> str:
     parts = [f'text: {text}', 'any photograph of the right folder counts', said, left and f'left out: {left}']
     return '; '.join(filter(None, parts))
 
-
+# %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #ae36bd3b
 def load_mitstates(
     root,
     text: str = 'adjective',
@@ -197,7 +197,7 @@ def mitstates_benchmark(root, **options) -> Benchmark:
     "MIT-States as a benchmark of one task; `options` are those of `load_mitstates`."
     return Benchmark('mitstates', dict(states=load_mitstates(root, **options)))
 
-
+# %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #c2a4b539
 class MITStatesPlugin(BenchmarkPlugin):
     "MIT-States: a photograph of an object in another state."
 

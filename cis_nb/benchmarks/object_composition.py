@@ -44,7 +44,7 @@ FIELDS = dict(
 def _number(v) -> bool:
     return type(v) in (int, float) and math.isfinite(v)
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #23b7a9fd
 def _shape_fault(s, W: int, H: int) -> str:
     "What is wrong with a segmentation: polygons, or runs."
     if isinstance(s, list):
@@ -66,7 +66,7 @@ def _shape_fault(s, W: int, H: int) -> str:
     )
     return '' if ok else f'the runs of segmentation do not add up to {H * W} pixels'
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #bba56d30
 def _fault(field: str, e) -> str:
     "What is wrong with an entry by itself; empty if nothing."
     if not isinstance(e, dict):
@@ -113,7 +113,7 @@ def _object_fault(o, pictures: dict, names: dict) -> str:
         return f'iscrowd is {o["iscrowd"]}, not 0 or 1'
     return _shape_fault(o.get('segmentation'), W, H)
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #0a6d988a
 def _folder(root) -> Path:
     return next(
         (p for p in (Path(root) / 'coco', Path(root) / 'coco_mini', Path(root)) if p.is_dir()), Path(root) / 'coco'
@@ -297,7 +297,7 @@ def _extra(c: Instances, out: dict, seed: int, literal: bool, named: bool) -> st
     ]
     return '; '.join(parts)
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #6e996db4
 def load_composition(
     root,
     split: str = 'val',
@@ -330,7 +330,7 @@ def load_composition(
     b = b.restrict([i for i in b.images if i.split('@')[0] in c.places])
     return replace(b, ks=tuple(ks or [k for k in KS if k <= len(b.shared_gallery)]))
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #1a5ec497
 def composition_benchmark(root, **options) -> Benchmark:
     "Object composition as a benchmark of one task; `options` are those of `load_composition`."
     return Benchmark('composition', dict(composition=load_composition(root, **options)))

@@ -126,7 +126,7 @@ def run_checks(chapters: list, tests: list) -> bool:
         print(f'failed notebooks: {", ".join(failed)}', file=sys.stderr)
     return not failed and rc == 0
 
-
+# %% ../../nbs/10_book/03_checks.ipynb #52153ef9
 def main(argv=None) -> int:
     "The command line: `changed [base]` or `chapter NAME`."
     p = argparse.ArgumentParser(prog='python -m cis_nb.book.checks', description='Run what a change reaches.')

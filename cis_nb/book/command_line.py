@@ -53,7 +53,7 @@ def _outcome(e, ok: bool) -> str:
         return f'  ✓  {e.name}  {_read(e.folder / "run.json")["seconds"]:.0f} s  {_read(e.receipt)["headline"]}'
     return f'  ✗  {e.name}  {_read(e.folder / "failed.json")["reasons"][0]}  (log: {e.folder / "log.txt"})'
 
-
+# %% ../../nbs/10_book/02_command_line.ipynb #d4de6812
 def _run(profile: str, name: str, data: str, n: int) -> bool:
     "Run one experiment and print its outcome; True if it has a checked result."
     found = experiments(profile, data)

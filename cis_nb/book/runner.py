@@ -229,7 +229,7 @@ def _failure(nb: dict, reasons: list, seconds: float) -> dict:
         created=_now(),
     )
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #f7afb7a9
 def _verdict(e: Experiment, folder: Path, ended: str, started: float):
     "Check the run; if any check fails, `failed.json` replaces the receipt."
     path = folder / 'notebook.ipynb'

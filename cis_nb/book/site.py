@@ -162,7 +162,7 @@ def _state(e, needs: dict) -> tuple:  # state, why
         return ('done', '') if not cause and done(e) else ('earlier', cause)
     return ('skipped', cause) if cause else ('missing', '')
 
-
+# %% ../../nbs/10_book/01_site.ipynb #6b025812
 def experiment_states(found: dict) -> dict:  # name -> (state, why)
     "The states of the experiments of a profile."
     known = {}
@@ -273,7 +273,7 @@ def _source_page(chapter: str, docs: dict) -> dict:
     line = render_template('not_run', experiment=other_experiment(chapter))
     return notebook_page(read_notebook(notebooks()[chapter]), docs, line, chapter=chapter, name=chapter)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #b9a786ff
 def _about_page(docs: dict) -> dict:
     "The page made from `nbs/index.ipynb`; links to files outside nbs/ lead nowhere on the site, except the map."
     nb = read_notebook(project_root() / 'nbs' / 'index.ipynb')
@@ -402,7 +402,7 @@ def _title(name: str, chapter: str) -> str:
     title = heading(read_notebook(notebooks()[chapter]))[0] or chapter
     return title + (f' ({name[len(chapter) + 1 :]})' if name != chapter else '')
 
-
+# %% ../../nbs/10_book/01_site.ipynb #e1e55095
 def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
     "The values of a chapter's row on the front page."
     e = found.get(name)
@@ -461,7 +461,7 @@ def _cards(found: dict, states: dict, receipts: list, counts: pd.DataFrame, wall
         cpu=machine.get('cpu', ''),
     )
 
-
+# %% ../../nbs/10_book/01_site.ipynb #1bd0aac0
 VERDICT_COLORS = {'reproduced': 'done', 'not reproduced': 'failed', 'cannot tell': 'earlier', 'undecided': 'earlier'}
 
 
@@ -481,7 +481,7 @@ def _papers(counts: pd.DataFrame) -> str:
     ]
     return render_template('papers', papers=rows, labels=MAP_LABELS)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #4e41d8b3
 def _facts(profile: str, receipts: list) -> str:
     "Versions, machine and date, as HTML."
     if not receipts:
@@ -587,7 +587,7 @@ Conditional image similarity: a query is a reference image and a condition in wo
 This book rebuilds the benchmarks, methods, tables and figures of four papers as notebooks that run without a download.
 Every result names its protocol, number of queries, interval and run; the tables of the papers stand beside."""
 
-
+# %% ../../nbs/10_book/01_site.ipynb #d717d575
 def front_page(profile: str, found: dict, states: dict, names: list, src: Path, wall: float = 0) -> str:  # Markdown
     "The first page of the book; its figures are written below `src`/extra."
     words = {n: state for n, (state, _) in states.items()}

@@ -121,7 +121,7 @@ def _methods(cls: type) -> list:
     found = [getattr(v, 'fget', None) or getattr(v, '__func__', v) for v in vars(cls).values()]
     return [f for f in found if isinstance(f, types.FunctionType)]
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #ee436e88
 def _package(thing) -> str:
     "The package that a function, class or module belongs to."
     name = thing.__name__ if isinstance(thing, types.ModuleType) else thing.__module__ or ''
@@ -153,7 +153,7 @@ def _array(value) -> np.ndarray | None:
     is_tensor = not isinstance(value, type) and hasattr(value, 'detach') and hasattr(value, 'shape')
     return value.detach().cpu().numpy() if is_tensor else None
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #bb94f7be
 def _constants(values: dict) -> dict:
     "The constants among some values, and the content of arrays and tensors."
     arrays = {n: a for n, v in values.items() if (a := _array(v)) is not None}
@@ -174,7 +174,7 @@ def _own_code(thing) -> tuple:  # what stands for it in the key; the other thing
     ]
     return [thing.__qualname__, files, _byte_code(thing.__code__), _constants(values), _constants(given)], used
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #9b80ed97
 def code_version(
     *things,  # functions, classes, modules, or objects, which stand for their class
 ) -> str:

@@ -171,7 +171,7 @@ def _experiment(profile: str, file: Path, data: str) -> Experiment:
         said.get('all_cores', False),
     )
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #fb5d4832
 def _words(params: dict) -> list:
     "All values that are words, those in lists too."
     return [

@@ -362,7 +362,7 @@ def signature(root) -> str:
             stats.append((p.relative_to(root).as_posix(), p.stat().st_size, p.stat().st_mtime_ns))
     return fingerprint([[n.encode('utf8', 'surrogateescape').hex(), s, t] for n, s, t in sorted(stats)])
 
-
+# %% ../../nbs/00b_data/01_image_folders.ipynb #96d45bbe
 @lru_cache(maxsize=2)
 def _read(root: Path, signature: str) -> Photos:
     "What a folder of that signature holds; ValueError if no layout gives a photograph with captions."

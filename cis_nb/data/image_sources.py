@@ -28,7 +28,7 @@ def _write_squares(folder: Path, ids: list, load: Callable, size: int, name: str
         out[row] = center_square(load(i).convert('RGB'), size)
     out.flush()
 
-
+# %% ../../nbs/00b_data/04_image_sources.ipynb #9e539b25
 @dataclass
 class ImageSource:
     "Images by id (the contract of `cis_nb.api`)."

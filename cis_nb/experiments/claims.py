@@ -89,7 +89,7 @@ def by_claim(table: dict) -> dict:  # claim -> what
     "The same, one entry per claim."
     return {i: what for what, ids in table.items() for i in ids.split()}
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #153a6f20
 def waits_for() -> dict:  # claim -> what
     "What each claim that is not tested yet waits for."
     return by_claim({what: ids for ids, what in (CHAPTERS | DATA).items()})
@@ -213,7 +213,7 @@ def solutions_win(run) -> Outcome:
         found,
     )
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #4d6c7f49
 def spread(run, method='combiner', limit=0.5) -> Outcome:
     """G11: seeds, and draws of templates, move the mean R@1 by little (about 0.2 points): the intervals of both
     standard deviations end below `limit` points; three of each can hardly show it."""
@@ -410,7 +410,7 @@ def tests(run, folder, composed=None) -> dict:  # claim -> test, tasks that it n
     )
     return found if composed is None else found | dict(G12=(lambda: mined_leads_on_cirr(composed), ()))
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #d3be1864
 def judge_one(test, there: set, needs=()) -> Outcome:
     "The outcome of one test; of one that only compares, all comparisons have to hold."
     try:
@@ -425,7 +425,7 @@ def judge_one(test, there: set, needs=()) -> Outcome:
     except KeyError as e:
         return Outcome(f'no answers of {e}', 'not testable here')
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #d1765bd8
 def judge(run, folder, composed=None, evidence=None) -> pd.DataFrame:  # id, effect, verdict, comparisons
     """Verdicts on all claims; `evidence` (claim -> comparisons, or why there are none) comes from the receipts of
     other chapters."""

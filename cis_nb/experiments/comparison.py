@@ -35,7 +35,7 @@ def of_seed(per_query, seed: int) -> pd.DataFrame:
     "The answers of one seed of each training, and of all that needs none."
     return per_query[with_seed(per_query).seed.isin([seed, UNTRAINED])]
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #c27ab355
 def hits(
     per_query,  # one line per method, seed and query: method, seed, draw, task, query_id, rank
     k: int = 1,
@@ -192,7 +192,7 @@ def recalls(
     have = numbers[(numbers.method == method) & (numbers.task == task)].set_index('k').value
     return ' / '.join(f'{have[k]:.1f}' if k in have else '–' for k in ks) if len(have) else '–'
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #5309a12d
 def beside_paper(
     results,  # rows of this run
     table: str,  # of the paper

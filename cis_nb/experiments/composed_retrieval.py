@@ -134,7 +134,7 @@ def cirr_submission(entry, root) -> tuple:  # the folder; file, bytes, queries, 
         lambda f: [f'R@{r.k} {r.value:.1f}' for r in score_submission(f, c).itertuples()] if c.answers else [],
     )
 
-
+# %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #910fa5dd
 def circo_submission(entry, root) -> tuple:  # the folder; file, bytes, queries, score
     "The file for CIRCO's test split, checked; its score where the answers are known."
     c = circo_set.read_circo(root, 'test')
@@ -154,7 +154,7 @@ def circo_submission(entry, root) -> tuple:  # the folder; file, bytes, queries,
 
     return folder, submission_files(folder, lambda f: len(circo_set.check_submission(f, c)), score)
 
-
+# %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #01f61ff1
 def submission_files(folder, queries, score) -> pd.DataFrame:  # file, bytes, queries, score
     "What lies in a submission's folder, read again as the server would."
     return pd.DataFrame(

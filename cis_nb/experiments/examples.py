@@ -44,7 +44,7 @@ def ranking_strip(
         title=f'{title}“{textwrap.shorten(a.condition, 80, placeholder=" …")}”',
     )
 
-
+# %% ../../nbs/05b_experiments/05_examples.ipynb #26123301
 def best_median_worst(per_query, method, task) -> dict:  # name -> a line
     "The best, the median and the worst answer of a method, by rank."
     mine = per_query[(per_query.method == method) & (per_query.task == task)].sort_values(['rank', 'draw', 'query_id'])
@@ -63,7 +63,7 @@ def lost_queries(per_query, a: str, b: str, task) -> pd.DataFrame:  # lines of `
     lines = mine[mine.method == b].set_index(['draw', 'query_id']).loc[lost].reset_index()
     return lines.sort_values(['rank', 'draw', 'query_id'], ascending=[False, True, True], ignore_index=True)
 
-
+# %% ../../nbs/05b_experiments/05_examples.ipynb #ffe7e955
 def first_ranked(
     bench,
     lines,  # one line of `answers` per method, all of one query
@@ -106,7 +106,7 @@ def lines_of(per_query, methods, task, draw, query_id) -> pd.DataFrame:
     )
     return a.loc[list(methods)]
 
-
+# %% ../../nbs/05b_experiments/05_examples.ipynb #ae3c0fab
 def most_asked(per_query, method: str, kind: str) -> pd.DataFrame:  # its lines of one reference, a line per condition
     "The reference of the tasks about `kind` that has most conditions; of several, the one with most right answers."
     mine = (
@@ -153,7 +153,7 @@ def recall_curves(before: dict, after: dict):
         rest.set_axis_off()
     return fig
 
-
+# %% ../../nbs/05b_experiments/05_examples.ipynb #76a483b7
 def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
     "The reference of a query, its first five, and a right image if none of them is, as a strip."
     targets = b.queries.targets[b.queries.query_id == r.query_id].iloc[0]

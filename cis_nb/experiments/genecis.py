@@ -193,7 +193,7 @@ def genecis_tasks(p: dict, crop_mode='official') -> GenecisTasks:
     tasks, broken = readable(share_images(there), model)
     return GenecisTasks(root, rules, model, tasks, {**missing, **broken})
 
-
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #e19fb102
 @dataclass
 class GenecisRun(GenecisTasks):
     "Tasks, methods, rankings and results of an experiment."
@@ -206,7 +206,7 @@ class GenecisRun(GenecisTasks):
     per_query: pd.DataFrame
     results: pd.DataFrame
 
-
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #a3877e52
 def run_genecis(p: dict) -> GenecisRun:
     "Rankings and results of the methods that the parameters name, on the tasks that they name."
     at, found, unsolved = genecis_tasks(p), {}, {}

@@ -85,7 +85,7 @@ class MatrixRun:
         "The tasks of all benchmarks."
         return {name: task for b in self.benchmarks.values() for name, task in b.tasks.items()}
 
-
+# %% ../../nbs/05b_experiments/03_matrix.ipynb #2b120276
 def rank_all(
     p: dict,  # the parameters of an experiment
     found: dict,  # name -> Benchmark
@@ -128,7 +128,7 @@ def matrix_table(results: pd.DataFrame, titles: dict) -> pd.DataFrame:
         columns[main_metric(name, results).title] = [cells.get(m, '–') for m in titles]
     return pd.DataFrame({'method': [*titles.values()], **columns})
 
-
+# %% ../../nbs/05b_experiments/03_matrix.ipynb #05bd61d6
 def matrix_figure(results: pd.DataFrame, titles: dict):
     "The same as points with intervals, a panel for each benchmark, each method in its colour."
     names = list(results.benchmark.unique())

@@ -57,7 +57,7 @@ def base_of(p: dict) -> dict:
         'device': p['device'],
     }
 
-
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #02b6b35a
 def variant_of(p: dict, change: dict) -> dict:
     "The parameters of a variant; one that changes the method keeps of the base what its method has."
     base, method = base_of(p), change.get('method')
@@ -155,7 +155,7 @@ def claim_evidence_of(per_query, titles: dict, pairs, tasks=('full',), seed=0) -
         for a, b in pairs
     ]
 
-
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #be761af3
 def mean_of(per_query, method: str, task: str) -> str:
     "The score of a method on a task: mean and standard deviation over seeds."
     t = per_query[(per_query.method == method) & (per_query.task == task)].groupby('seed').score.mean()
@@ -177,7 +177,7 @@ def variant_table(per_query, titles: dict, base: str, seed=0) -> pd.DataFrame:
         rows.append(row)
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #bee41026
 def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
     "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not asked."
     if task not in set(per_query.task):

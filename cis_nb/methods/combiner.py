@@ -47,7 +47,7 @@ def branch(inputs: int, hidden: int, outputs: int, dropout: float) -> nn.Sequent
     "Two layers with a rectifier and dropout between them."
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, outputs))
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #6336e1bf
 class Combiner(nn.Module):
     "A weighted sum of reference and condition, and a correction."
 
@@ -116,7 +116,7 @@ class Triplets:
     def __len__(self):
         return len(self.rows)
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #7b145891
 def index_triplets(
     table,  # reference_image, target_image, condition, and perhaps distractor_image
     index: dict,  # name of a picture -> row
@@ -426,7 +426,7 @@ class CombinerConfig(TrainingConfig):
             raise ValueError("validation must be 'cirr' where triplets is 'cirr'")
         return self
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #3905fa40
 RULE = ('filter', 'threshold', 'lookup', 'modifiers', 'literal', 'partner')  # how triplets are drawn from relations
 
 
@@ -473,7 +473,7 @@ def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
     table = pd.DataFrame(dict(reference_image=b.queries.reference, target_image=targets, condition=b.queries.condition))
     return TripletData(table, b.source, tasks)
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #0131bd49
 def training_data(c: CombinerConfig, size: int) -> TripletData:
     "What the configuration says to learn from, and to be judged by; raises ValueError without held-out queries."
     tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))} if 'cirr' in (c.validation, c.triplets) else {}
@@ -603,7 +603,7 @@ def training_rates(
     out = out.assign(steps_per_s=1 / out.seconds, triplets_per_s=batch_size / out.seconds)
     return out.assign(times=out.steps_per_s / out.steps_per_s[1])
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #87a2ce35
 def _median_step(objective, acc, adamw, update, batch_size: int, steps: int) -> float:
     "Seconds of one step, batch included; the first is not counted."
     for m in objective.modules.values():

@@ -164,7 +164,7 @@ class Similarities:
     images: torch.Tensor  # (n,3,H,W) uint8
     texts: list
 
-
+# %% ../../nbs/04b_methods/02_contrastive.ipynb #140880f2
 class Contrastive:
     "CLIP's objective, for a backbone and pairs of pictures and captions."
 

@@ -209,7 +209,7 @@ def corpus_of(c: LinCIRConfig) -> Path:
     "The folder of the masked captions that a configuration asks for."
     return corpus_folder(c.corpus, c.parser, c.keys, c.photos)
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #d46be97f
 def caption_image_features(backbone, c: LinCIRConfig, n: int) -> np.ndarray:  # (n,D)
     "Features of the image of each of the n captions of the corpus; raises ValueError for a corpus without images."
     source = sources_of(c.corpus)
@@ -227,7 +227,7 @@ def caption_image_features(backbone, c: LinCIRConfig, n: int) -> np.ndarray:  # 
     f = image_features(backbone, list(dict.fromkeys(owners)), images.load, images.key)
     return f.array[[f.index[i] for i in owners]]
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #324ad3dd
 class LinCIRPlugin(Plugin):
     "A corpus of captions, and a φ that fills the gaps of their keywords."
 
@@ -277,7 +277,7 @@ def rate_of(work, batches, cuda: bool) -> pd.Series:  # seconds, operations, byt
         )
     )
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #5770eb4f
 def step_rate(
     o, batches, dtype: str = 'auto', seed: int = 0, uses: float = 0
 ) -> pd.Series:  # seconds, operations, bytes
@@ -310,7 +310,7 @@ def step_rate(
         )
     )
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #900de54a
 USES = 20_000 * 512 / 5.5e6  # how often a caption is used in the published training
 
 

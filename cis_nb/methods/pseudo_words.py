@@ -54,7 +54,7 @@ class Phi(nn.Sequential):
         super().__init__(*([nn.LayerNorm(D), *body, nn.LayerNorm(W)] if norm else body))
         self.settings = dict(net='phi', D=D, W=W, hidden=h, dropout=dropout, norm=norm)
 
-
+# %% ../../nbs/04b_methods/04_pseudo_words.ipynb #4e078240
 class Mapper(nn.Sequential):
     "The mapping network of Pic2Word (Sec. 3.1): image features (B,D) to pseudo-words (B,W)."
 
@@ -96,7 +96,7 @@ def check_prompt(prompt) -> str:
 
 Prompt = Annotated[str, AfterValidator(check_prompt)]  # a field of a configuration
 
-
+# %% ../../nbs/04b_methods/04_pseudo_words.ipynb #ddab4c33
 @dataclass(kw_only=True)
 class PseudoWord(FeatureMethod):
     "A query in words, one of which is the reference image."

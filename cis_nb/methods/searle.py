@@ -71,7 +71,7 @@ def world_concepts() -> list:
     "The names of all things of the world."
     return [name for t in THINGS for name in THING_NOUNS.get(t, (t,))]
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #076940c2
 VOCABULARIES = dict(world=world_concepts)  # those that need no file
 
 
@@ -155,7 +155,7 @@ def grammar(name: str, concept: str, n: int, rng) -> list:
     "What one can say of a thing of the world."
     return [f'a photo of {concept} that {GRAMMARS[name](rng)}' for _ in range(n)]
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #8b65a581
 def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> say(i, concept) -> phrases
     """What a causal language model says of the i-th concept (SEARLE: GPT-Neo, temperature 0.5, no pair of words
     twice); in half precision on a GPU."""
@@ -188,7 +188,7 @@ def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> s
 
     return say
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #95cdbd40
 def one_line(text: str) -> str:
     "A phrase without line breaks and rows of dots."
     text = '. '.join(part.strip() for part in text.split('\n') if part.strip())
@@ -223,7 +223,7 @@ def write_phrases(folder: Path, names, say, portion: int = 64):
     for name, what in (('phrases', good), ('left_out', [c for c in said if c not in good])):
         (folder / f'{name}.json').write_text(json.dumps(what, indent=0), encoding='utf-8')
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #dfb4a2ca
 def phrase_generator(generator, n: int, seed: int, device='cpu'):  # -> say(i, concept) -> phrases
     "A grammar of the world, or a language model."
     if generator in GRAMMARS:
@@ -433,7 +433,7 @@ class SearleConfig(TrainingConfig):
     search_lr: float = Field(0.02, ge=0, description='learning rate of the search')
     num_inverted_images: int = Field(0, ge=0, description='images whose words are searched; 0: all')
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #47c49e6d
 class SearlePlugin(Plugin):
     "Images, words found for them by search, and a φ that learns these words."
 

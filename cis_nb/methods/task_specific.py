@@ -67,7 +67,7 @@ class AttributeSolution(FeatureMethod):
     def score(self, q, gallery) -> torch.Tensor:
         return super().score(q, gallery[..., : q.shape[1]])
 
-
+# %% ../../nbs/04b_methods/01_task_specific.ipynb #ebf8fcda
 @dataclass(kw_only=True)
 class FocusAttribute(AttributeSolution):
     "Names the reference's attribute of the type that is asked, and looks for the name."
@@ -374,7 +374,7 @@ def _owlv2_classes(folder) -> tuple:
         raise ImportError(f'the detector in {folder} needs the package transformers: pip install transformers') from e
     return AutoImageProcessor, AutoTokenizer, Owlv2ForObjectDetection
 
-
+# %% ../../nbs/04b_methods/01_task_specific.ipynb #17f64c35
 class OpenDetector(Detector):
     "OWLv2 from a local folder; `FileNotFoundError` with its source if a file is missing."
 

@@ -128,7 +128,7 @@ def shared_subject(verb):
         return find_subject(verb.head, 'wider')
     return None
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #1aff9227
 SUBJECT_RULES = dict(
     published=(passive_agent, nominal_subject, participle_subject),
     wider=(
@@ -333,7 +333,7 @@ def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
     skipped.add('line without the columns image, split, number, caption', f'line {n}')
     return '', '', ''
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #f0b75a62
 def _text_rows(path, skipped: Skipped) -> list:
     "(line number, image, split, caption) of every line of a text file."
     open_file, table = gzip.open if path.suffix == '.gz' else open, '.tsv' in path.suffixes
@@ -505,7 +505,7 @@ def relation_shards(
         resume=True,
     )
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #50192c6d
 def read_shards(folder) -> dict:
     "The content of `shards.json`: parser, rules, counts, what was left out; `ValueError` if damaged."
     try:
@@ -608,7 +608,7 @@ def error_cause(wanted: tuple, extra: list) -> str:
             return cause
     return 'nothing'
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #4375d10f
 def missed_relations(c: pd.DataFrame) -> pd.DataFrame:
     "Each relation of `score_relations` that was not found, with the cause and the wrong rows of its caption."
     lines = []

@@ -149,7 +149,7 @@ def hash_text(path: Path) -> dict:
             last = block[-1:]
     return dict(sha256=h.hexdigest(), lines=lines + (last not in (b'', b'\n')))
 
-
+# %% ../../nbs/03_mining/03_corpora.ipynb #ca8aa974
 def _plain(name) -> str:
     return str(name).encode('utf8', 'backslashreplace').decode()
 
@@ -246,7 +246,7 @@ def _literal_ids(job: Portion, n: int, doc) -> np.ndarray:  # (t,) uint16
     masked = mask_literally(doc.text, strings, random.Random(f'{job.seed} {n}'))
     return np.array(literal_mask_ids(masked), '<u2')
 
-
+# %% ../../nbs/03_mining/03_corpora.ipynb #271025dc
 def _arrays(job: Portion, nlp, texts) -> dict:
     "What is kept of the parsed captions of a portion."
     found, masked = [np.zeros(0, MARK)], [np.zeros(0, '<u2')]
@@ -513,7 +513,7 @@ class Corpus:
         rows[~(rows == PSEUDO).any(1)] = np.resize(empty, width)
         return frame_ids(rows, rows != NO_TOKEN)
 
-
+# %% ../../nbs/03_mining/03_corpora.ipynb #73428d54
 def _ragged(flat, starts, ids, longest: int, fill: int = 0) -> np.ndarray:  # (B,T), padded with `fill`
     "Rows of different lengths from one long array."
     ids = np.asarray(ids)

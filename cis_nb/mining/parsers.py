@@ -259,7 +259,7 @@ def attach_noun(g: WorldGrammar, i):
         g.main = i
     g.list, g.last, g.joined = i, i, False
 
-
+# %% ../../nbs/03_mining/00_parsers.ipynb #f6f35559
 def attach_adjective(g: WorldGrammar, i):
     "Attach an adjective without a noun after it."
     if g.open is not None:
@@ -331,7 +331,7 @@ def attach_function_word(g: WorldGrammar, i):
     else:
         g.attach(i, *_fixed_attachment(g, i))
 
-
+# %% ../../nbs/03_mining/00_parsers.ipynb #053669d1
 def parse_world_caption(g: WorldGrammar) -> WorldGrammar:
     "Read the whole caption."
     i = 0

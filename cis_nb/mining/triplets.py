@@ -98,7 +98,7 @@ def world_ratings() -> dict:
     rated = dict.fromkeys(things, 5.0) | dict.fromkeys([*STUFF, *_SCENERY, *looks], 4.9)
     return rated | DEPICTION_RATINGS | NON_VISUAL_RATINGS
 
-
+# %% ../../nbs/03_mining/02_triplets.ipynb #297500ad
 WRITTEN_RATINGS = {WORLD: world_ratings}  # those that need no file
 
 
@@ -195,7 +195,7 @@ class GroupedRelations:
     by_object: dict  # object -> rows
     objects: pd.Series  # subject -> its different objects
 
-
+# %% ../../nbs/03_mining/02_triplets.ipynb #069bf010
 def group_relations(relations, ratings, filter='six', threshold=4.8, lookup='exact', literal=False) -> GroupedRelations:
     "Group a relation table for `sample_one_by_one`."
     s, o = (rate_heads(relations[c], ratings, lookup) for c in ('subject', 'object'))
@@ -587,7 +587,7 @@ def mine_triplets(
         inputs=[Path(folder), fingerprint(rated)],
     )
 
-
+# %% ../../nbs/03_mining/02_triplets.ipynb #1258356b
 def read_triplets(folder) -> tuple:
     "Triplets, the relation table whose rows they name, and the counts of a folder made by `mine_triplets`."
     from cis_nb.mining.captions import read_relations

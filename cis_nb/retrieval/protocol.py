@@ -266,7 +266,7 @@ def _top(scores, targets, valid, keep) -> np.ndarray:  # (Q,keep) columns
     )
     return first[row, np.argsort(-s[row, first], axis=1, kind='stable')]
 
-
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #13e1930f
 def _lines(queries, ranks, sizes, top) -> pd.DataFrame:
     "One line per query: the ranks (Q,P) of its targets, the size of its gallery, the ids of the best."
     return queries[['query_id', 'task', 'reference', 'condition']].assign(

@@ -502,7 +502,7 @@ def _new_index(kind: str, N: int, D: int):
         return index
     raise ValueError(f"kind = {kind!r}; allowed: 'flat', 'ivf', 'hnsw'")
 
-
+# %% ../../nbs/02a_retrieval/03_ranking.ipynb #fea52aa2
 def build_search_index(
     kind: str,  # 'flat', 'ivf' or 'hnsw'
     gallery,  # (N,D) array, tensor or memory map; normalised on the way in
@@ -527,7 +527,7 @@ def build_search_index(
     (folder / 'index.json').write_text(json.dumps(dict(kind=kind, images=N, dim=D)))
     return folder
 
-
+# %% ../../nbs/02a_retrieval/03_ranking.ipynb #b284fd6a
 def search_index(
     folder,  # of `build_search_index`
     queries,  # (Q,D) tensor or array

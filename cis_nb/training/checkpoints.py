@@ -73,7 +73,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     "The newest complete checkpoint of a run, or None."
     return max((Path(folder) / 'checkpoints').glob('step-*'), default=None)
 
-
+# %% ../../nbs/05a_training/03_checkpoints.ipynb #4acc09a3
 def load_checkpoint(
     path: Path,  # from `last_checkpoint`
     modules: dict,  # filled in place

@@ -138,7 +138,7 @@ def process_environment(processes: int, **env) -> dict:
         **env,
     )
 
-
+# %% ../../nbs/05a_training/02_launch.ipynb #b9d14a77
 def launch(
     function: str,  # 'module:function'
     processes: int = 1,  # on this node
@@ -174,7 +174,7 @@ def launch(
         if torchrun.returncode:
             raise RuntimeError(failure_message(function, logs, report.read_text(encoding='utf-8', errors='replace')))
 
-
+# %% ../../nbs/05a_training/02_launch.ipynb #0ab3046c
 def wait_and_forward(torchrun, output: OutputOfRank, interval: float = 0.1):
     "Wait until torchrun ends; forward the output meanwhile."
     while torchrun.poll() is None:

@@ -360,7 +360,7 @@ def batch_maker(objective, batch_size: int, seed: int, accelerator):  # step -> 
 
     return make
 
-
+# %% ../../nbs/05a_training/00_loop.ipynb #517b5d49
 def start_or_resume(objective, folder: Path, weight_decay: float, accelerator) -> tuple:  # optimizer, state
     "Modules on their device, their optimizer, and the state of the last checkpoint or of a new run."
     modules, device = objective.modules, accelerator.device
@@ -409,7 +409,7 @@ def broadcast_weights(modules: dict, accelerator):
         for tensor in [t for m in modules.values() for t in m.state_dict().values()]:
             torch.distributed.broadcast(tensor, 0)
 
-
+# %% ../../nbs/05a_training/00_loop.ipynb #ea65bcbe
 def finish_run(objective, folder: Path, state: dict, accelerator) -> pd.DataFrame:  # the history
     "Restore the best weights, let the objective save its model, delete the files of a run in progress."
     modules = objective.modules

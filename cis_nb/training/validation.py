@@ -94,7 +94,7 @@ def run_folder(folder) -> Path:
         return Path(folder)
     return store_root() / json.loads(receipt.read_text(encoding='utf-8'))['runs'][0]
 
-
+# %% ../../nbs/05a_training/01_validation.ipynb #a9dbfd4a
 def read_net(
     folder,  # a run, or the report of its training
     name: str,  # of both files
@@ -114,7 +114,7 @@ def read_net(
         raise ValueError(f'{file} or its .json is damaged ({str(e)[:200]}): delete the folder and train again') from e
     return net.eval(), about
 
-
+# %% ../../nbs/05a_training/01_validation.ipynb #49f7c408
 def check_backbone(
     backbone,  # the one at hand
     about: dict,  # of the network: `backbone`, `fingerprint`

@@ -57,7 +57,7 @@ def thing_noun(category: str, r) -> str:
     names = THING_NOUNS.get(category, (category,))
     return names[0] if r.random() < 0.85 else r.choice(names)
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #a3a78cef
 def with_article(words: str) -> str:
     "Words with *a* or *an*."
     return ('an ' if words[0] in 'aeiou' and not words.startswith('uni') else 'a ') + words
@@ -107,7 +107,7 @@ def side_relation(p, q) -> str:
         return 'to the left of' if dx > 0 else 'to the right of'
     return 'above' if dy > 0 else 'below'
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #9b93a8a4
 def spatial_relation(p, q, r) -> str:
     "A true preposition between two things: a side, or *near* and *next to*."
     return r.choice(('near', 'next to')) if r.random() < 0.25 else side_relation(p, q)
@@ -197,6 +197,8 @@ def bare_sentence(scene, r, focus, must):
 
 
 SCENE_PATTERNS = (full_sentence,) * 4 + (listing_sentence,) * 3 + (relation_sentence,) * 3
+
+# %% ../../nbs/01_world/04_captions.ipynb #e7757cdf
 SCENE_PATTERNS += (ground_sentence, place_sentence, stuffs_sentence, attribute_sentence)
 CLOSEUP_PATTERNS = (photo_sentence,) * 6
 CLOSEUP_PATTERNS += (attribute_sentence, attribute_sentence, bare_sentence, ground_sentence, place_sentence)
@@ -224,7 +226,7 @@ def caption(scene, r, focus=None, must=(), patterns=SCENE_PATTERNS) -> str:
         text = r.choice(DOMAIN_WORDS[scene.domain]).format(text)
     return f'{text} , {r.choice(CHATTER)}' if r.random() < 0.08 else text
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #9a1441d5
 def scene_captions(scene, r, n=5) -> list:
     "`n` sentences; the first names everything."
     return [caption(scene, r, patterns=(full_sentence,))] + [caption(scene, r) for _ in range(n - 1)]
@@ -269,7 +271,7 @@ def another_option(options, value, r, ok=None):
     "A random one of `options` that is not `value` and for which `ok(option)` holds."
     return r.choice([v for v in options if v != value and (ok is None or ok(v))])
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #1b1d4aac
 def change_attribute(thing, kind: str, r, pair_ok=any_combination):
     "The thing with its category or one attribute changed."
     if kind == 'category':
@@ -302,7 +304,7 @@ def image_batch(arrays) -> torch.Tensor:
     "Arrays (H,W,3) uint8 as one tensor (B,3,H,W)."
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #c61f2707
 class WorldPairs:
     "A numbered stream of (image, caption) pairs; training never sees a held-out combination."
 
@@ -414,7 +416,7 @@ def attribute_probes(name: str, images, things) -> list:
         probes.append(Probe(f'{name} {kind}', images, [form.format(with_article(v)) for v in values], labels))
     return probes
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #47328b88
 def probes(n=400, image_size=64, seed=0, split='val') -> list:
     "Zero-shot probes on `n` close-ups, crops and scenes, held-out combinations among them."
     stream = WorldPairs(n, seed, split, image_size)

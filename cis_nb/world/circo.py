@@ -83,7 +83,7 @@ class Condition:
             return present == {concept}
         return (not self.new or self.new in present) and (not self.old or self.old not in present)
 
-
+# %% ../../nbs/01_world/07_circo.ipynb #e26a17a2
 def condition_forms(condition: Condition, new: str, old: str) -> tuple:
     "The sentences of a condition, without their subject, with the nouns for `new` and `old`."
     if condition.kind == 'place':
@@ -176,7 +176,7 @@ def satisfying_scene(r, reference, concept: str, conditions, stay=0.5) -> Scene:
     domain = wanted['domain'].new if 'domain' in wanted else 'plain'
     return compose_scene(r, names[:3], place, domain, {concept: dict(size='large', color=color)})
 
-
+# %% ../../nbs/01_world/07_circo.ipynb #b528afe7
 def draw_query(r) -> tuple:
     "A query: reference, concept, conditions, and scenes that are targets, or nearly."
     reference, concept = reference_scene(r)
@@ -228,7 +228,7 @@ def draw_circo(n: int, seed: int = 0) -> tuple:
         scenes += [reference, *drawn]
     return queries, scenes
 
-
+# %% ../../nbs/01_world/07_circo.ipynb #9df756f5
 def targets_of(query: CircoQuery, scenes) -> list:
     "The numbers of the scenes that are targets, the reference aside."
     found = enumerate(scenes)
@@ -249,7 +249,7 @@ def shuffled_ids(n: int, seed: int) -> list:
     "The image id of each of `n` scenes, in random order."
     return random.Random(seed).sample(range(1, n + 1), n)
 
-
+# %% ../../nbs/01_world/07_circo.ipynb #81f2e0c9
 def write_circo(root: Path, n: int, seed: int = 0):
     "About `n` queries, a quarter val and the others test, and their gallery in CIRCO's layout below `root`."
     queries, scenes = draw_circo(n, seed)

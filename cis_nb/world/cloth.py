@@ -431,7 +431,7 @@ def print_layer(weights, slots, palette, tint, share) -> np.ndarray:
     covered = (weights[..., mains].astype(np.uint16) * share[..., None] + 8) >> 4
     return covered.astype(np.float32) @ (second - first)
 
-
+# %% ../../nbs/01_world/01_cloth.ipynb #6381ff91
 def colorize(
     canvas: np.ndarray,  # (H, W, 3) uint8, is painted on
     cloth: Cloth,
@@ -486,6 +486,8 @@ CONTRASTING = {
     name: [other for other, value in CLOTH_COLORS.items() if color_distance(value, rgb) > 170]
     for name, rgb in CLOTH_COLORS.items()
 }
+
+# %% ../../nbs/01_world/01_cloth.ipynb #2f081c9a
 FIXED_PAINTS = dict(
     g=(240, 190, 70),
     w=(252, 250, 245),
@@ -516,7 +518,7 @@ def discs(u, v, n: int, r: int, middles) -> np.ndarray:
         out |= across**2 + down**2 < (2 * r * n // 8) ** 2
     return out
 
-
+# %% ../../nbs/01_world/01_cloth.ipynb #935c2c13
 def pattern_samples(pattern: str, u, v, n: int) -> np.ndarray:
     "Which samples (n, n) at column `u`, row `v` of one period have the second colour: 0, 1/2 or 1."
     if pattern == 'striped':
@@ -545,7 +547,7 @@ def pattern_tile(pattern: str, n: int) -> np.ndarray:
     samples = (2 * pattern_samples(pattern, u, v, 4 * n)).astype(np.int64)
     return samples.reshape(n, 4, n, 4).sum((1, 3)).astype(np.uint8) // 2
 
-
+# %% ../../nbs/01_world/01_cloth.ipynb #75f4ccbf
 def print_tile(pattern: str, units: int, zoom: int, size: int):
     "The tile of a pattern whose period is `units`, at a zoom (sixteenths) and image size; None for plain cloth."
     return None if pattern == 'plain' else pattern_tile(pattern, max(3, (units * zoom * size + 2048) // 4096))

@@ -189,7 +189,7 @@ def _look_edits(before: dict, after: dict, stay: list) -> list:
         edits += [Edit(k, c, getattr(after[c], k)) for k in changed]
     return edits
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #ad682bc3
 def _moves(before: dict, after: dict, stay: list) -> list:
     "Edits for the categories that stand in another cell."
     moved = [c for c in stay if cell_of(before[c]) != cell_of(after[c])]
@@ -219,7 +219,7 @@ def edits_between(scene, other, free=False) -> list:
         edits.append(Edit('place', value=other.place))
     return edits
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #4c1f9e23
 def apply_edits(edits, scene) -> Scene:
     "The scene after several edits."
     for e in edits:
@@ -297,7 +297,7 @@ def _like(scene, r, options, pair_ok):
     if getattr(t, kind) != getattr(u, kind) and (kind != 'color' or pair_ok(u.color, t.category)):
         return Edit('like', t.category, (kind, u.category))
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #850bed6d
 def _newcomer(scene, r, options):
     "A new thing of the options that the scene does not have, or None."
     present = {t.category for t in scene.things}
@@ -429,7 +429,7 @@ def cell_step(c: int, other: int) -> tuple:
     "From cell `other` to cell `c`: columns and rows."
     return c % 2 - other % 2, c // 2 - other // 2
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #e3056553
 def landmarks(scene, after, c: int) -> list:
     "The things beside cell `c` that are in both scenes at the same cell."
     there = {(t.category, cell_of(t)) for t in scene.things}

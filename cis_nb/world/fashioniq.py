@@ -49,7 +49,7 @@ def sleeves_of(g: Garment) -> str:
     "no, short or long."
     return g.cut.removesuffix('-sleeved') if g.cut.endswith('-sleeved') else SLEEVES_OF_KIND[g.kind]
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #9af34e6c
 def with_pattern(d: Dice, g: Garment, pattern: str) -> Garment:
     "The garment in another pattern; a print needs a second colour."
     if pattern == 'plain':
@@ -140,7 +140,7 @@ def _change_cut(d, g, category):
 def _change_scale(d, g, category):
     return g._replace(scale=_other(d, ('small', 'large'), g.scale)) if g.scale else g
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #b600af26
 def _change_second(d, g, category):
     return g._replace(second=_other(d, CONTRASTING[g.color], g.second)) if g.second else g
 
@@ -190,7 +190,7 @@ def _color_claim(a, b):
 def _light_claim(a, b):
     return comparative(int((brightness(b) - brightness(a)) / BRIGHTNESS_STEP), ('lighter', 'darker'))
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #3655f41e
 def _pattern_claim(a, b):
     return b.pattern
 
@@ -222,7 +222,7 @@ def _longer_claim(a, b):
 def _kind_claim(a, b):
     return b.kind
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #101dad97
 def _length_claim(a, b):
     return comparative((b.kind == 'evening gown') - (a.kind == 'evening gown'), ('longer', 'shorter'))
 
@@ -305,7 +305,7 @@ def claim_phrase(d: Dice, kind: str, value: str) -> str:
     form = d.pick(FIXED_PHRASES.get((kind, value)) or CLAIM_PHRASES[kind])
     return form.format(v=value, av=with_product_article(value), n=PRINT_NAMES.get(value, ''))
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #210433bb
 def join_phrases(d: Dice, phrases) -> str:
     "One phrase or two as a caption."
     first, *more = phrases
@@ -361,7 +361,7 @@ def draw_captions(d: Dice, a: Garment, b: Garment) -> tuple:
         words[empty], kinds[empty] = '', []
     return words, kinds
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #483475ee
 def draw_garment_family(d: Dice, category: str, seen: set) -> tuple:
     "Garments, candidate first and one that is only in the gallery last; and (number of the target, captions, kinds)."
 

@@ -64,7 +64,7 @@ def coco_scene(i: int, seed: int) -> tuple:
     r = random.Random(7_000_000_000 + seed * 1_000_000 + i)
     return draw_scene(r, n_things=r.choice((3, 4, 4, 5, 5, 6))), r
 
-
+# %% ../../nbs/01_world/05_layouts.ipynb #337e22f3
 def write_coco(root, n, seed=0):
     "`n` scenes as COCO 2017 val below `root`: images, panoptic masks, panoptic and caption JSON."
     for sub in ('val2017', 'panoptic_val2017'):
@@ -115,7 +115,7 @@ def vaw_instances(image_id, scene, segments, r) -> list:
         )
     return out
 
-
+# %% ../../nbs/01_world/05_layouts.ipynb #9833eed7
 def write_attribute_files(folder):
     "VAW's three files about the attributes themselves."
     parents = dict(color=['color'], texture=['pattern', 'texture'], state=['pose'], size=['size'])

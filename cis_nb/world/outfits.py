@@ -151,7 +151,7 @@ def _worn_layers(name, cut, detail, pose, zoom, size):
 body_cloth = ClothCache(_body_layers, layers_bytes)
 worn_cloth = ClothCache(_worn_layers, layers_bytes)
 
-
+# %% ../../nbs/01_world/03_outfits.ipynb #12e0361a
 def _body_words(who: Person, products) -> tuple:
     "Conditions of the body's text: glasses, and vest or shorts where no product covers chest or hips."
     categories = {p.category for p in products}
@@ -492,7 +492,7 @@ def draw_background_props(canvas, d, place, size, horizon):
             draw_goods(canvas, d, name, size, left, y, haze)
         x, i = x + PROP_WIDTHS[name] + d.between(0, 16), i + 1
 
-
+# %% ../../nbs/01_world/03_outfits.ipynb #762cd074
 def outfit_backdrop(d: Dice, place: str, size: int, width: int = 0) -> np.ndarray:
     "A place without people: (size, width, 3) uint8, a square where no width is given."
     p = OUTFIT_PLACES[place]

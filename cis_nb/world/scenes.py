@@ -291,7 +291,7 @@ def fray_edge(mask, side):
     inner = np.asarray(Image.fromarray(mask).reduce(4).resize((4 * side, 4 * side)))
     return np.where((inner < 250) & teeth, 0, mask).astype(np.uint8)
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #5d26038d
 @lru_cache(maxsize=16384)
 def sprite(category, side, angle=0, flip=False, texture='smooth'):
     "Layers of a thing: coverage (S,S), body share (S,S), fixed paint (S,S,3), all 0..255, int32."
@@ -407,7 +407,7 @@ def draw_planks(draw, top, bottom, size, fill, width):
         for x in range((i % 3) * size // 6, size, size // 2):
             draw.line([(x, y), (x, min(bottom, y + size // 10))], fill=fill, width=width)
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #bd15ec1b
 def draw_stuff_marks(draw, kind, top, bottom, size, r):
     "Draw the marks that identify a stuff between two rows: waves, bricks, planks, blades of grass, stars."
     base, width = STUFF[kind][2], max(1, size // 64)

@@ -43,7 +43,7 @@ def _talk(r) -> str:
 
 TEXT_STYLES = dict(lists=_list, phrases=_phrase, talk=_talk)
 
-
+# %% ../../nbs/01_world/11_texts.ipynb #1c42b207
 def draw_texts(style: str, n: int, seed: int = 0) -> list:
     "`n` random lines of a style: lists, phrases or talk; the first ones are the same for any `n`."
     draw = TEXT_STYLES[one_of('style', style, TEXT_STYLES)]

@@ -604,7 +604,7 @@ def product_phrase(noun: str, adjectives) -> str:
     phrase = ' '.join((*filter(None, adjectives), noun))
     return f'a pair of {phrase}' if is_plural(noun) else with_product_article(phrase)
 
-
+# %% ../../nbs/01_world/02_wardrobe.ipynb #5e0ccc57
 def _parts_caption(p: Product, main: str, second: str) -> str:
     "*a red scarf with small white dots and a heart*"
     extra = []
@@ -660,7 +660,7 @@ def check_size(size: int) -> int:
         raise ValueError(f'size of an image: must be an integer from 16 to 2048 pixels, got {size!r}')
     return int(size)
 
-
+# %% ../../nbs/01_world/02_wardrobe.ipynb #70ae3817
 def simple_image(product: Product, size: int = 64, seed: int = 0) -> Image.Image:
     "The product alone on white, (size, size); each seed is another photograph, 0 the straight one."
     size, d = check_size(size), Dice('simple', seed, product.id)
