@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np, pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries
-from ..data.image_sources import ImageSource
-from ..retrieval.protocol import Benchmark, Protocol, Task, score_blocks
+from ..data.image_sources import ImageSource, image_files
+from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
 from ..retrieval.statistics import bootstrap_ci, families_of
 from ..retrieval.metrics import map_at_k
 from .genecis import read_json
-from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #9f4dc5ae
@@ -175,20 +174,10 @@ def picture_paths(c: Circo, names: dict) -> dict:  # id -> path
     return {i: there[n] for i, n in names.items() if n in there}
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #34266fa2
-def _loader(c: Circo, names: dict, paths: dict):
-    "id -> PIL image."
-
-    def load(i):
-        with Image.open(
-            paths.get(i) or need_file(c.folder / 'COCO2017_unlabeled/unlabeled2017' / names[i], **PICTURES)
-        ) as im:
-            return im.convert('RGB')
-
-    return load
-
-
-def _key(paths: dict) -> str:
-    return fingerprint(['circo', sorted((i, p.stat().st_size, p.stat().st_mtime_ns) for i, p in paths.items())])
+def _images(c: Circo, names: dict, paths: dict) -> ImageSource:
+    "The gallery; `names` {id: file name}, `paths` those that are there."
+    folder = c.folder / 'COCO2017_unlabeled/unlabeled2017'
+    return image_files(names, paths, lambda i: need_file(folder / names[i], **PICTURES), 'circo')
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #0eab0bea
 def _queries(c: Circo) -> pd.DataFrame:
@@ -209,13 +198,13 @@ def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple 
             '`ranked_lists` makes what the server wants'
         )
     names = picture_names(c)
-    paths, gallery = picture_paths(c, names), list(names)
+    paths = picture_paths(c, names)
     if not paths:
         need_file(c.folder / 'COCO2017_unlabeled/unlabeled2017' / next(iter(names.values())), **PICTURES)
     said = f'all {len(names):,} unlabeled images'
     protocol = Protocol('circo', gallery=said, prompt=prompt, reference='kept', split=split)
-    load = _loader(c, names, paths)
-    b = Task('circo', 'circo', _queries(c), load, protocol, gallery, gallery, _key(paths), ('map',), tuple(ks))
+    s = _images(c, names, paths)
+    b = Task('circo', 'circo', _queries(c), s.load, protocol, s.ids, s.ids, s.key, ('map',), tuple(ks))
     return b.restrict(paths)
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #39ca8701
@@ -324,24 +313,16 @@ def score_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value in per
     )
 
 
-def ranked_lists(method, c: Circo, prompt: str = '{condition}', block: int = 200) -> dict:  # query id -> ids
+def ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  # query id -> ids
     "The first 50 images of each query, whose answers need not be known; scores must be finite."
     names = picture_names(c)
-    paths = picture_paths(c, names)
-    images = ImageSource(list(names), _loader(c, names, paths), _key(paths), 'circo')
-    index = method.encode_gallery(images).index
-    references = [str(e['reference_img_id']) for e in c.entries]
+    images = _images(c, names, picture_paths(c, names))
+    index, references = method.encode_gallery(images).index, [str(e['reference_img_id']) for e in c.entries]
     if lost := [r for r in references if r not in index]:
         raise ValueError(
             f'{c.folder}: {len(lost)} references cannot be read (the first: {lost[0]}); a submission needs all'
         )
     texts = [[prompt.replace('{condition}', e['relative_caption'])] for e in c.entries]
-    queries, ids = (
-        Queries([str(e['id']) for e in c.entries], texts, references, images),
-        [i for i in names if i in index],
-    )
-    lists = {}
-    for some, scores in score_blocks(method, queries, ids, block):
-        order = scores.argsort(dim=1, descending=True, stable=True)[:, :LENGTH].tolist()
-        lists |= {q: [int(ids[j]) for j in best] for q, best in zip(some.ids, order)}
-    return lists
+    queries = Queries([str(e['id']) for e in c.entries], texts, references, images)
+    best = first_images(method, queries, [i for i in names if i in index], LENGTH)
+    return {q: [int(i) for i in ids] for q, ids in zip(queries.ids, best)}

@@ -17,7 +17,7 @@ import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries
 from ..core.store import fingerprint
-from ..data.image_sources import ImageSource
+from ..data.image_sources import ImageSource, image_files
 from ..data.roots import dataset_root, need_file
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,
@@ -25,9 +25,10 @@ from cis_nb.retrieval.protocol import (
     NoQueries,
     Protocol,
     Task,
+    first_images,
     load_tasks,
+    ranked_members,
     reachable,
-    score_blocks,
 )
 from ..retrieval.statistics import bootstrap_ci, families_of
 from .genecis import read_json
@@ -261,23 +262,14 @@ def load_cirr(
         q, shared, said, extra = _full_gallery(c, gallery, q)
     paths = picture_paths(c) if images else {}
     protocol = Protocol(f'cirr/{task}', gallery=said, prompt=prompt, reference='removed', split=split, extra=extra)
-    b = Task('cirr', task, q, _loader(c, paths), protocol, list(c.files), shared, _key(paths), ks=tuple(ks or KS[task]))
+    s = _images(c, paths)
+    b = Task('cirr', task, q, s.load, protocol, s.ids, shared, s.key, ks=tuple(ks or KS[task]))
     return b.restrict(paths or [need_file(c.folder / next(iter(c.files.values())), **PICTURES)]) if images else b
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d0f0e3a7
-def _loader(c: Cirr, paths: dict):
-    "name -> PIL image."
-
-    def load(name):
-        with Image.open(paths.get(name) or need_file(c.folder / c.files[name], **PICTURES)) as im:
-            return im.convert('RGB')
-
-    return load
-
-
-def _key(paths: dict) -> str:
-    "What the names stand for, for the feature store."
-    return fingerprint(['cirr', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n, p in paths.items())])
+def _images(c: Cirr, paths: dict) -> ImageSource:
+    "The images of a split; `paths`: those that are there."
+    return image_files(c.files, paths, lambda name: need_file(c.folder / c.files[name], **PICTURES), 'cirr')
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #e3a84e8a
 def averages(full: pd.DataFrame, subset: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:  # result rows
@@ -443,28 +435,19 @@ def score_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in perc
     )
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #9dd0a338
-def _places(scores, e, names: list, col: dict) -> tuple:  # 50 names, three of the set
-    "The ranked names of one entry, without its reference; equal scores keep the order of `names`."
-    order = scores.argsort(descending=True, stable=True)[:51].tolist()
-    members = [m for m in e['img_set']['members'] if m != e['reference']]
-    members.sort(key=lambda m: (-scores[col[m]].item(), col[m]))
-    return [names[j] for j in order if names[j] != e['reference']][:50], members[:3]
-
-
-def ranked_lists(method, c: Cirr, prompt: str = '{condition}', block: int = 1000) -> dict:  # kind -> {pair: names}
+def ranked_lists(method, c: Cirr, prompt: str = '{condition}') -> dict:  # kind -> {pair: names}
     "The lists of both submissions, for a split whose targets need not be known; scores must be finite."
-    names, paths, lists = list(c.files), picture_paths(c), {kind: {} for kind in LENGTHS}
-    images = ImageSource(names, _loader(c, paths), _key(paths), 'cirr')
+    images = _images(c, picture_paths(c))
     index = method.encode_gallery(images).index
-    if lost := [n for n in names if n not in index]:
+    if lost := [n for n in images.ids if n not in index]:
         raise ValueError(
-            f'{c.folder}: {len(lost)} of {len(names)} images cannot be read (the first: {lost[0]!r}); '
+            f'{c.folder}: {len(lost)} of {len(images.ids)} images cannot be read (the first: {lost[0]!r}); '
             'a submission needs all'
         )
-    entries, col = {str(e['pairid']): e for e in c.entries}, {n: j for j, n in enumerate(names)}
-    texts = [[prompt.replace('{condition}', e['caption'])] for e in c.entries]
-    queries = Queries(list(entries), texts, [e['reference'] for e in c.entries], images)
-    for some, scores in score_blocks(method, queries, names, block):
-        for pair, row in zip(some.ids, scores):
-            lists['recall'][pair], lists['recall_subset'][pair] = _places(row, entries[pair], names, col)
-    return lists
+    pairs, references = [str(e['pairid']) for e in c.entries], [e['reference'] for e in c.entries]
+    queries = Queries(pairs, [[prompt.replace('{condition}', e['caption'])] for e in c.entries], references, images)
+    column = {name: j for j, name in enumerate(images.ids)}
+    members = [sorted({m for m in e['img_set']['members'] if m != e['reference']}, key=column.get) for e in c.entries]
+    first = first_images(method, queries, images.ids, LENGTHS['recall'], [[r] for r in references])
+    of_set = [best[: LENGTHS['recall_subset']] for best in ranked_members(method, queries, members)]
+    return dict(recall=dict(zip(pairs, first)), recall_subset=dict(zip(pairs, of_set)))

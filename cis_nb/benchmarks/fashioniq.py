@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np, pandas as pd
-from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,
@@ -27,6 +26,7 @@ from cis_nb.retrieval.protocol import (
 from ..retrieval.statistics import bootstrap_ci, families_of
 from .genecis import read_json
 from ..core.store import fingerprint
+from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file
 from ..core.parameters import one_of
 
@@ -226,16 +226,6 @@ def picture_paths(f: FashionIQ) -> dict:  # name -> path of those that are there
     return {n: there[n] for n in f.names if n in there}
 
 
-def _loader(f: FashionIQ, paths: dict):
-    "name -> PIL image."
-
-    def load(name):
-        with Image.open(paths.get(name) or need_file(f.folder / f'images/{name}.jpg', **PICTURES)) as im:
-            return im.convert('RGB')
-
-    return load
-
-
 def _queries(f: FashionIQ, order: str) -> pd.DataFrame:
     "The entries as the rows of a task; numbered, since they have no names."
     texts = [wordings(e['captions'], order) for e in f.entries]
@@ -250,11 +240,6 @@ def _queries(f: FashionIQ, order: str) -> pd.DataFrame:
     )
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #ce416cc3
-def _key(paths: dict) -> str:
-    "What the images are, for the feature store."
-    return fingerprint(['fashioniq', sorted((n, p.stat().st_size, p.stat().st_mtime_ns) for n, p in paths.items())])
-
-
 def _notes(f: FashionIQ, names: list, paths) -> str:
     "What a protocol says of queries with one caption, and of images that are not there; `paths` is None if unknown."
     alone = sum(not all(map(tidy, e['captions'])) for e in f.entries)
@@ -305,17 +290,8 @@ def load_fashioniq(
         need_file(f.folder / f'images/{names[0]}.jpg', **PICTURES)
     notes = _notes(f, names, paths if images else None)
     protocol = Protocol(f'fashioniq/{category}', said, prompt, ORDERS[order], reference, split=split, extra=notes)
-    task = Task(
-        'fashioniq',
-        category,
-        _queries(f, order),
-        _loader(f, paths),
-        protocol,
-        list(names),
-        list(names),
-        _key(paths),
-        ks=tuple(ks),
-    )
+    s = image_files(names, paths, lambda n: need_file(f.folder / f'images/{n}.jpg', **PICTURES), 'fashioniq')
+    task = Task('fashioniq', category, _queries(f, order), s.load, protocol, s.ids, s.ids, s.key, ks=tuple(ks))
     return task.restrict(paths) if images else task
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #86ff047b

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..core.store import fingerprint
 from ..api import BenchmarkPlugin, MainMetric
+from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file
 from ..retrieval.protocol import Benchmark, Protocol, Task
 
@@ -149,16 +149,6 @@ def drawn(
     ), f'{len(q):,} of {len(queries):,} queries drawn ({", ".join(said)}; seed {seed})' if said else ''
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #3182f9e7
-def _loader(folder: Path):
-    "Image name -> PIL image."
-
-    def load(image):
-        with Image.open(folder / image) as im:
-            return im.convert('RGB')
-
-    return load
-
-
 def _extra(states: States, text: str, said: str) -> str:
     "What a protocol says of the texts, of what was drawn, and of what was left out."
     told = ('files that are not .jpg', 'test nouns without a folder')
@@ -179,18 +169,16 @@ def load_mitstates(
     "MIT-States retrieval on the test nouns; `per_image`, `limit` and `seed` draw a part of the queries."
     states = for_test(read_states(root))
     q, said = drawn(state_queries(states.table, text), per_image, limit, seed)
-    images = list(states.table.image)
+    s = image_files(states.table.image, {i: states.folder / i for i in states.table.image}, None, 'mitstates')
     protocol = Protocol(
         'mitstates',
-        gallery=f'all {len(images):,} photographs of {states.table.noun.nunique()} test nouns',
+        gallery=f'all {len(s.ids):,} photographs of {states.table.noun.nunique()} test nouns',
         prompt=prompt,
         reference='removed',
         split='test',
         extra=_extra(states, text, said),
     )
-    stats = [(states.folder / i).stat() for i in images]
-    key = fingerprint(['mit-states', [(i, s.st_size, s.st_mtime_ns) for i, s in zip(images, stats)]])
-    return Task('mitstates', 'states', q, _loader(states.folder), protocol, images, images, key, ks=tuple(ks))
+    return Task('mitstates', 'states', q, s.load, protocol, s.ids, s.ids, s.key, ks=tuple(ks))
 
 
 def mitstates_benchmark(root, **options) -> Benchmark:

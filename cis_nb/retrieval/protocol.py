@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'result_rows', 'evaluate', 'backbone_name',
-           'Benchmark', 'evaluate_benchmark', 'load_tasks', 'score_blocks', 'chance_recall']
+           'Benchmark', 'evaluate_benchmark', 'load_tasks', 'first_images', 'ranked_members', 'chance_recall']
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
 from dataclasses import asdict, dataclass, field, replace
@@ -318,6 +318,7 @@ def _shared_gallery(method, bench, q, features, keep) -> pd.DataFrame:
         k=min(keep, len(ids)),
         score=method.score,
         names=list(queries.query_id),
+        images=ids,
     )
     top = [[ids[j] for j in best if j >= 0] for best in found.top.tolist()]
     return _lines(queries, found.ranks, found.candidates, top)
@@ -447,23 +448,33 @@ def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: 
     return tasks, {name: str(e) for name, e in errors.items()}
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #90921ea6
-def _check_finite(values, ids: list, what: str):
-    "Refuse rows that are not finite; name the first."
-    bad = (~torch.isfinite(values).all(1)).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(f'{what} {ids[bad[0]]!r} are not finite; {len(bad)} such')
+@torch.no_grad()
+def first_images(method, queries: Queries, ids: list, k: int, excluded=None) -> list:  # Q lists of ids
+    "The first `k` of the images `ids` for each query; `excluded`: for each query the ids that it does not rank."
+    column = {image: j for j, image in enumerate(ids)}
+    found = rank_gallery(
+        method.encode_queries(queries),
+        _gallery(method.encode_gallery(queries.images), ids),
+        excluded=[[column[i] for i in out] for out in excluded] if excluded else None,
+        k=min(k, len(ids)),
+        score=method.score,
+        names=queries.ids,
+        images=ids,
+    )
+    return [[ids[j] for j in best if j >= 0] for best in found.top.tolist()]
 
 
 @torch.no_grad()
-def score_blocks(method, queries: Queries, ids: list, block=1000):
-    "The queries some at a time, each with its scores (B,N) of the images `ids`; targets need not be known."
-    gallery = _vectors(method.encode_gallery(queries.images))(ids)
-    _check_finite(gallery, ids, 'features: those of image')
-    for start in range(0, len(queries), block):
-        some = queries.part(slice(start, start + block))
-        scores = torch.as_tensor(method.score(method.encode_queries(some), gallery)).float().cpu()
-        _check_finite(scores, some.ids, 'scores: those of query')
-        yield some, scores
+def ranked_members(method, queries: Queries, members: list) -> list:  # Q lists of ids
+    "A short list of images for each query, ranked; equal scores keep the order of the list."
+    vec, ranked = _vectors(method.encode_gallery(queries.images)), []
+    for q, own, name in zip(method.encode_queries(queries), members, queries.ids):
+        scores = method.score(q[None], vec(own))[0].float()
+        if not torch.isfinite(scores).all():
+            image = own[int((~torch.isfinite(scores)).nonzero()[0])]
+            raise ValueError(f'query {name}: the score of candidate {image!r} is not finite')
+        ranked.append([own[j] for j in scores.argsort(descending=True, stable=True).tolist()])
+    return ranked
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6a725877
 def chance_recall(task: Task, k: int) -> float:  # in percent

@@ -99,9 +99,9 @@ class _Cells:
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #49eb651a
 def _reject_targets(targets, N: int, excluded: np.ndarray, subsets: dict, name) -> None:
-    "Every query needs targets, all of them columns of the gallery, candidates, and in every subset."
+    "Where targets are known every query needs some, all columns of the gallery, candidates, and in every subset."
     have = targets >= 0
-    if len(none := np.flatnonzero(~have.any(1))):
+    if targets.shape[1] and len(none := np.flatnonzero(~have.any(1))):
         raise ValueError(f'query {name(none[0])} has no target')
     if len(far := np.argwhere(targets >= N)):
         column = targets[tuple(far[0])]
@@ -218,8 +218,8 @@ class _Subset:
 class _Ranker:
     "Queries, a gallery in chunks and the cells of targets and excluded images."
 
-    def __init__(self, queries, chunks: _Chunks, targets, excluded, score, rows: int, name):
-        device = chunks.device
+    def __init__(self, queries, chunks: _Chunks, targets, excluded, score, rows: int, name, images=None):
+        device, self.images = chunks.device, images
         self.q, self.chunks, self.score, self.name, self.targets = queries, chunks, score, name, targets
         Q, self.have = len(queries), targets >= 0
         self.blocks = [slice(a, min(a + rows, Q)) for a in range(0, Q, max(rows, 1))]
@@ -266,8 +266,9 @@ class _Ranker:
         known = self.score is None and self.finite and self.chunks.finite  # then their cosines are finite too
         if not known and not torch.isfinite(s.sum()) and not torch.isfinite(s).all():
             row, column = (~torch.isfinite(s)).nonzero()[0].tolist()
+            image = start + column if self.images is None else repr(self.images[start + column])
             raise ValueError(
-                f'query {self.name(block.start + row)}: the score of candidate {start + column} is {s[row, column]}: '
+                f'query {self.name(block.start + row)}: the score of candidate {image} is {s[row, column]}: '
                 f'scores that are not finite cannot be ranked; look for NaN in the features'
             )
         s[out] = s[rows, columns] = -torch.inf
@@ -346,7 +347,7 @@ def _masks(subsets, N: int) -> dict:
 def rank_gallery(
     queries,  # (Q,D) tensor
     gallery,  # (N,D) tensor, array or memory map of any float type, read chunk by chunk
-    targets,  # (Q,P) columns of the gallery, -1 pads; (Q,) where each query has one
+    targets=None,  # (Q,P) columns of the gallery, -1 pads; (Q,) where each query has one; None: not known
     excluded=None,  # Q lists of columns that are no candidates, such as the reference
     k: int = 50,  # candidates kept of each ranking
     score=cosine_scores,  # (B,D), (n,D) -> (B,n); depends on the query and the image alone
@@ -354,9 +355,11 @@ def rank_gallery(
     device='auto',  # where scores are made; auto: a GPU where there is one
     subsets: dict = None,  # name -> (N,) boolean mask; each has to hold all targets
     names=None,  # (Q,) query ids, for messages
+    images=None,  # (N,) image ids, for messages
 ) -> Rankings:  # or, with subsets, a dict of them
     "Rank a gallery exactly with the memory of one chunk. `ValueError` names the query that cannot be ranked."
-    q, targets = torch.as_tensor(queries), np.asarray(targets, int)
+    q = torch.as_tensor(queries)
+    targets = np.empty((len(q), 0), int) if targets is None else np.asarray(targets, int)
     targets = targets[:, None] if targets.ndim == 1 else targets
     cosine = score is cosine_scores
     _reject_shapes(q.shape, gallery.shape, targets.shape, k, cosine)
@@ -371,7 +374,7 @@ def rank_gallery(
     rows, chunk = _block_shape(Q, N, D, device, chunk)
     q = F.normalize(q.to(device).float(), dim=-1) if cosine else q.to(device).float()
     chunks = _Chunks(gallery, chunk, device, normalise=cosine)
-    ranker = _Ranker(q, chunks, targets, out, None if cosine else score, rows, name)
+    ranker = _Ranker(q, chunks, targets, out, None if cosine else score, rows, name, images)
     counted = {s: _Subset(m, Q, targets.shape[1], k, device) for s, m in (masks or {None: None}).items()}
     _stream(ranker, list(counted.values()))
     result = {}

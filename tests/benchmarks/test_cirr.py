@@ -437,10 +437,10 @@ def test_what_is_not_finite_is_refused_by_name(tmp_path):
     c, broken = read_cirr(tmp_path), next(iter(files))
     vector, reader = features(5)
     reader.see = lambda i: vector(i) * (np.nan if i == broken else 1)
-    with pytest.raises(ValueError, match=f"features: those of image '{broken}' are not finite; 1 such"):
+    with pytest.raises(ValueError, match=f"the score of candidate '{broken}' is nan"):
         ranked_lists(fused(reader), c)
     reader.see, last = vector, entries[-1]['caption']
     reader.read = lambda t: vector('text ' + t) * (np.inf if t == last else 1)
     first = next(str(e['pairid']) for e in entries if e['caption'] == last)
-    with pytest.raises(ValueError, match=f"scores: those of query '{first}' are not finite"):
-        ranked_lists(fused(reader), c, block=2)
+    with pytest.raises(ValueError, match=f'query {first}: the score of candidate'):
+        ranked_lists(fused(reader), c)
