@@ -6,6 +6,13 @@ from projects import ROOT, Project
 
 
 @pytest.fixture
+def store(tmp_path, monkeypatch):
+    "A run store for this test alone, below the folder that is returned."
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    return tmp_path
+
+
+@pytest.fixture
 def project(tmp_path, monkeypatch):
     p = Project(tmp_path / 'project')
     monkeypatch.setenv('CIS_HOME', str(p.home))

@@ -31,12 +31,6 @@ TEXTS = [
 WORDS = 'a photo of that is red boat boats cat striped sits next to print from and costs 2 3 2019 5 3d the on'.split()
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 def small_blip(folder, seed=0, longest=40, **about):
     "A BLIP with random weights and a small vocabulary, saved as the hub lays it out."
     transformers = pytest.importorskip('transformers', reason='the package transformers is not installed')

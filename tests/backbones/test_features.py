@@ -15,12 +15,6 @@ def b():
     return load_backbone('tiny', 'none', device='cpu')
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 def picture(i):
     return Image.fromarray(np.random.default_rng(i).integers(0, 256, (64, 64, 3), np.uint8))
 

@@ -20,12 +20,6 @@ def b():
     return load_backbone('tiny', 'none', device='cpu')
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 # --- published weights that are not there
 
 

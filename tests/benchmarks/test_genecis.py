@@ -23,13 +23,10 @@ from cis_nb.benchmarks.genecis import (
     write_templates,
 )
 from cis_nb.benchmarks.genecis_construction import (
-    Rules,
-    build_genecis,
     condition_name,
     read_built,
 )
 from cis_nb.benchmarks.genecis import check_templates
-from annotations import random_scenes, random_instances, coco_root, vaw_root
 
 
 def real(name):
@@ -239,20 +236,6 @@ def test_files_that_are_no_templates(tmp_path, data):
 
 
 # --- the whole way, with the feature store
-
-
-@pytest.fixture
-def built(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    scenes, things = random_scenes(5), random_instances(5)
-    coco_root(tmp_path, scenes)
-    vaw_root(tmp_path, things)
-    r = np.random.default_rng(0)
-    for sub, ids in (('val2017', [f'{i:012d}' for i in scenes.ids]), ('vg', sorted(set(things.table.image_id)))):
-        (tmp_path / sub).mkdir()
-        for i in ids:
-            Image.fromarray(r.integers(0, 255, (20, 800, 3), dtype=np.uint8)).save(tmp_path / sub / f'{i}.jpg')
-    return tmp_path, build_genecis(tmp_path, n=6, rules=Rules(6, 4), seed=1)
 
 
 def test_from_annotations_to_ranks(built):

@@ -11,9 +11,7 @@ flickr = DATA / 'flickr8k'
 quick = settings(max_examples=50, deadline=None)
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # ---- ranks

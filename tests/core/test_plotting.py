@@ -5,9 +5,7 @@ from PIL import Image
 from cis_nb.core import plotting as show
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # --- pictures

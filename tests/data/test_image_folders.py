@@ -14,9 +14,7 @@ quick = settings(
 flickr = DATA / 'flickr8k'
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # ---- layouts

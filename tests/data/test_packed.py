@@ -16,9 +16,7 @@ quick = settings(
 coco_mini = DATA / 'coco_mini'
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # ---- images

@@ -8,9 +8,7 @@ from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # --- claims

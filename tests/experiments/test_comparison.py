@@ -2,19 +2,12 @@
 
 import math
 import numpy as np, pandas as pd, pytest
+from rankings import rows
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import genecis as ev
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-
-
-def rows(*items):
-    return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(
-        draw=0, gallery_size=15, reference='r'
-    )
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # --- numbers

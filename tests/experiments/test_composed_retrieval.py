@@ -15,9 +15,7 @@ from cis_nb.experiments.entries import Entry, known_as
 from cis_nb.methods import baselines as bl
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 N, SIDE = 60, 4  # images of the split, in ten sets of six

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
+from rankings import rows
 from cis_nb.experiments import comparison as cp, examples
 from cis_nb.experiments import genecis as ev
 from cis_nb.retrieval.protocol import Protocol, Task, evaluate
@@ -49,15 +50,7 @@ def bench(task='focus_object', gallery=('c', 'b', 'd'), crop='whole image', load
     )
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-
-
-def rows(*items):
-    return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(
-        draw=0, gallery_size=15, reference='r'
-    )
+pytestmark = pytest.mark.usefixtures('store')
 
 
 def test_answers_of_a_training_carry_its_seed():

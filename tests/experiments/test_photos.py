@@ -7,9 +7,7 @@ from cis_nb.retrieval.protocol import RESULT_COLUMNS
 from cis_nb.core.store import project_root
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 # ---- the chapter

@@ -6,9 +6,7 @@ import numpy as np, pytest, torch
 from cis_nb.core.store import project_root
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+pytestmark = pytest.mark.usefixtures('store')
 
 
 def functions(*names, **space):

@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np, pytest, torch
+from rankings import rows
 from cis_nb.api import Queries
 from cis_nb.backbones.features import l2_normalize
 from cis_nb.experiments import comparison as cp
@@ -11,15 +12,7 @@ from cis_nb.methods import baselines as bl
 from cis_nb.retrieval.ranking import rank_gallery
 
 
-@pytest.fixture(autouse=True)
-def own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-
-
-def rows(*items):
-    return pd.DataFrame(items, columns=['method', 'task', 'query_id', 'rank']).assign(
-        draw=0, gallery_size=15, reference='r'
-    )
+pytestmark = pytest.mark.usefixtures('store')
 
 
 def images(ids):

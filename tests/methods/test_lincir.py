@@ -17,12 +17,6 @@ def words(ids):
     return tokenizer().decode([i for i in ids.tolist() if 0 < i < 49406]).replace('$', '[$]').strip()
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 def test_pictures_go_with_their_captions_where_some_are_left_out(store):
     from PIL import Image
     from cis_nb.data.image_sources import folder_images

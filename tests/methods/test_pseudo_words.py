@@ -14,12 +14,6 @@ torch.set_num_threads(1)
 tiny = load_backbone('tiny', device='cpu')
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 # ---- runs
 
 

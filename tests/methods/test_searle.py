@@ -15,12 +15,6 @@ data = DATA
 tiny = load_backbone('tiny', device='cpu')
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 # ---- vocabularies and phrases
 
 

@@ -37,12 +37,6 @@ def words(ids):
     return tokenizer().decode([i for i in ids.tolist() if 0 < i < 49406]).replace('$', '[$]').strip()
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    return tmp_path
-
-
 # ---- captions
 
 ODD = [

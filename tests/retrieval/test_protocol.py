@@ -298,7 +298,7 @@ def test_broken_features_and_targets_of_a_shared_gallery_name_the_query():
         q = bench.queries.assign(excluded=[r.targets if r.query_id == 'q3' else [] for r in bench.queries.itertuples()])
         evaluate(method(add, backbone), replace(bench, queries=q))
     vectors['i7'][:] = np.nan
-    with pytest.raises(ValueError, match='query q0: the score of candidate 7 is nan'):
+    with pytest.raises(ValueError, match="query q0: the score of candidate 'i7' is nan"):
         evaluate(method(text, backbone), bench)
 
 
