@@ -14,8 +14,20 @@ from pathlib import Path
 import pandas as pd
 
 from .. import api
-from ..benchmarks import circo as circo_set
-from ..benchmarks.cirr import check_submission, ranked_lists, read_cirr, score_submission, write_submission
+from cis_nb.benchmarks.circo import (
+    check_circo_submission,
+    circo_ranked_lists,
+    read_circo,
+    score_circo_submission,
+    write_circo_submission,
+)
+from cis_nb.benchmarks.cirr import (
+    check_cirr_submission,
+    cirr_ranked_lists,
+    read_cirr,
+    score_cirr_submission,
+    write_cirr_submission,
+)
 from ..core.parameters import one_of
 from ..core.store import fingerprint, stored
 from ..data.roots import dataset_root
@@ -122,37 +134,37 @@ def cirr_submission(entry, root) -> tuple:  # the folder; file, bytes, queries, 
     c = read_cirr(root, 'test1')
 
     def build(folder):
-        for kind, lists in ranked_lists(entry.method, c).items():
-            write_submission(lists, kind, folder / f'test1.{kind}.json', c)
+        for kind, lists in cirr_ranked_lists(entry.method, c).items():
+            write_cirr_submission(lists, kind, folder / f'test1.{kind}.json', c)
 
     folder = cached_submission(
         'cirr', entry, dict(entries=c.entries, files={n: str(f) for n, f in c.files.items()}), build
     )
     return folder, submission_files(
         folder,
-        lambda f: len(check_submission(f, c)) - 2,
-        lambda f: [f'R@{r.k} {r.value:.1f}' for r in score_submission(f, c).itertuples()] if c.answers else [],
+        lambda f: len(check_cirr_submission(f, c)) - 2,
+        lambda f: [f'R@{r.k} {r.value:.1f}' for r in score_cirr_submission(f, c).itertuples()] if c.answers else [],
     )
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #910fa5dd
 def circo_submission(entry, root) -> tuple:  # the folder; file, bytes, queries, score
     "The file for CIRCO's test split, checked; its score where the answers are known."
-    c = circo_set.read_circo(root, 'test')
+    c = read_circo(root, 'test')
     folder = cached_submission(
         'circo',
         entry,
         dict(entries=c.entries, folder=str(c.folder)),
-        lambda to: circo_set.write_submission(circo_set.ranked_lists(entry.method, c), to / 'test.json', c),
+        lambda to: write_circo_submission(circo_ranked_lists(entry.method, c), to / 'test.json', c),
     )
 
     def score(f):
         return (
-            [f'mAP@{r.k} {r.value:.1f}' for r in circo_set.score_submission(f, c).itertuples() if r.metric == 'map']
+            [f'mAP@{r.k} {r.value:.1f}' for r in score_circo_submission(f, c).itertuples() if r.metric == 'map']
             if c.answers
             else []
         )
 
-    return folder, submission_files(folder, lambda f: len(circo_set.check_submission(f, c)), score)
+    return folder, submission_files(folder, lambda f: len(check_circo_submission(f, c)), score)
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #01f61ff1
 def submission_files(folder, queries, score) -> pd.DataFrame:  # file, bytes, queries, score

@@ -255,6 +255,17 @@ class _Ranker:
                 scores[block][rows, place] = s[rows, at]
         return scores
 
+    def not_finite(self, block: slice, s: torch.Tensor, x: torch.Tensor, start: int) -> ValueError:
+        "The error for a score that is no number; an image that is broken itself is named before any other."
+        wrong = ~torch.isfinite(s)
+        of_image = wrong & ~torch.isfinite(x).all(1)
+        row, column = (of_image if of_image.any() else wrong).nonzero()[0].tolist()
+        image = start + column if self.images is None else repr(self.images[start + column])
+        return ValueError(
+            f'query {self.name(block.start + row)}: the score of candidate {image} is {s[row, column]}: '
+            f'scores that are not finite cannot be ranked; look for NaN in the features'
+        )
+
     def candidates(self, block: slice, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         "A block of scores; the targets' are written down, and −∞ stands for whoever is no distractor."
         s = self.product(block, x)
@@ -265,12 +276,7 @@ class _Ranker:
         s[:, stop - start :] = 0
         known = self.score is None and self.finite and self.chunks.finite  # then their cosines are finite too
         if not known and not torch.isfinite(s.sum()) and not torch.isfinite(s).all():
-            row, column = (~torch.isfinite(s)).nonzero()[0].tolist()
-            image = start + column if self.images is None else repr(self.images[start + column])
-            raise ValueError(
-                f'query {self.name(block.start + row)}: the score of candidate {image} is {s[row, column]}: '
-                f'scores that are not finite cannot be ranked; look for NaN in the features'
-            )
+            raise self.not_finite(block, s, x, start)
         s[out] = s[rows, columns] = -torch.inf
         s[:, stop - start :] = -torch.inf
         return s

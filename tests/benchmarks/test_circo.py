@@ -4,7 +4,14 @@ import json
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 from projects import DATA, ROOT, needs_data
-from cis_nb.benchmarks.circo import SPLITS, audit_circo, check_submission, picture_names, read_circo, score_submission
+from cis_nb.benchmarks.circo import (
+    CIRCO_SPLITS,
+    audit_circo,
+    check_circo_submission,
+    circo_image_names,
+    read_circo,
+    score_circo_submission,
+)
 from cis_nb.retrieval.metrics import map_at_k
 
 data = DATA
@@ -26,7 +33,7 @@ def test_the_released_annotations_hold_what_the_chapter_prints():
     cell = next(''.join(c['source']) for c in nb['cells'] if ''.join(c['source']).startswith('released ='))
     space = {}
     exec(cell.split('\nshow_table')[0], {}, space)
-    for split, column in zip(SPLITS, (1, 2)):
+    for split, column in zip(CIRCO_SPLITS, (1, 2)):
         found = audit_circo(data, split).set_index('what')['count']
         printed = {row[0]: row[column] for row in space['released'] if row[column] is not None}
         assert {k: round(float(found[k]), 1) for k in printed} == printed and set(printed) == set(found.index)
@@ -36,7 +43,7 @@ def test_the_released_annotations_hold_what_the_chapter_prints():
 def test_the_example_submission_scores_as_counted_by_hand():
     c = read_circo(data)
     file = data / 'circo/submission_examples/submission_val.json'
-    lists, found = json.loads(file.read_text()), score_submission(file, c).set_index(['metric', 'k']).value
+    lists, found = json.loads(file.read_text()), score_circo_submission(file, c).set_index(['metric', 'k']).value
     for k in (5, 10, 25, 50):
         assert found['map', k] == pytest.approx(
             100 * np.mean([slow_ap(set(e['gt_img_ids']), lists[str(e['id'])], k) for e in c.entries])
@@ -44,9 +51,9 @@ def test_the_example_submission_scores_as_counted_by_hand():
         assert found['recall', k] == pytest.approx(
             100 * np.mean([e['target_img_id'] in lists[str(e['id'])][:k] for e in c.entries])
         )
-    check_submission(data / 'circo/submission_examples/submission_test.json', read_circo(data, 'test'))
+    check_circo_submission(data / 'circo/submission_examples/submission_test.json', read_circo(data, 'test'))
     with pytest.raises(ValueError, match='query'):
-        check_submission(file, read_circo(data, 'test'))
+        check_circo_submission(file, read_circo(data, 'test'))
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=14, unique=True), st.sampled_from((1, 5, 10, 25, 50)))
@@ -74,8 +81,8 @@ def test_a_list_of_images_without_numbers_is_named(tmp_path):
     )
     (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text('{"images": [{"id": 1}]}')
     with pytest.raises(ValueError, match='image_info_unlabeled2017.json: images need id and file_name'):
-        picture_names(read_circo(tmp_path))
+        circo_image_names(read_circo(tmp_path))
     (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text(
         '{"images": [{"id": 1, "file_name": "../../1.jpg"}]}'
     )
-    assert picture_names(read_circo(tmp_path)) == {'1': '1.jpg'}  # a path keeps its last part only
+    assert circo_image_names(read_circo(tmp_path)) == {'1': '1.jpg'}  # a path keeps its last part only

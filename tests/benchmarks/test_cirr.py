@@ -13,17 +13,17 @@ from projects import DATA, ROOT, needs_data
 
 from cis_nb.backbones.features import image_features
 from cis_nb.benchmarks.cirr import (
-    LENGTHS,
+    CIRR_LENGTHS,
     audit_cirr,
     averages,
-    check_submission,
+    check_cirr_submission,
     cirr_benchmark,
     load_cirr,
-    picture_paths,
-    ranked_lists,
+    cirr_image_paths,
+    cirr_ranked_lists,
     read_cirr,
-    score_submission,
-    write_submission,
+    score_cirr_submission,
+    write_cirr_submission,
 )
 from cis_nb.methods.baselines import FusionMethod
 from cis_nb.retrieval.protocol import evaluate, evaluate_benchmark
@@ -214,11 +214,11 @@ def test_random_features_on_the_released_queries(tmp_path):
     value = rows.set_index(['task', 'k']).value
     assert abs(value['full', 50] - 100 * 50 / 2296) < 1 and abs(value['subset', 1] - 20) < 2  # what a guess finds
     for kind, task in (('recall', 'full'), ('recall_subset', 'subset')):
-        path = write_submission(per_query[task], kind, tmp_path / f'{kind}.json', c)
+        path = write_cirr_submission(per_query[task], kind, tmp_path / f'{kind}.json', c)
         assert path.stat().st_size < 5_000_000
-        score = score_submission(path, c)
+        score = score_cirr_submission(path, c)
         assert np.allclose(score.value, [value[task, k] for k in score.k])
-    lists = ranked_lists(m, c)
+    lists = cirr_ranked_lists(m, c)
     assert [lists['recall'][q] for q in per_query['full'].query_id] == list(per_query['full'].top)
     assert [lists['recall_subset'][q] for q in per_query['subset'].query_id] == [t[:3] for t in per_query['subset'].top]
 
@@ -234,15 +234,15 @@ def test_the_released_test_split_is_read_ranked_and_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match='cap.rc2.train.json is missing'):
         read_cirr(DATA, 'train')
     _, reader = features(0)
-    for kind, lists in ranked_lists(fused(reader), c).items():
-        path = write_submission(lists, kind, tmp_path / f'{kind}.json', c)
+    for kind, lists in cirr_ranked_lists(fused(reader), c).items():
+        path = write_cirr_submission(lists, kind, tmp_path / f'{kind}.json', c)
         with pytest.raises(ValueError, match='only its server can score'):
-            score_submission(path, c)
+            score_cirr_submission(path, c)
         said = json.loads(path.read_text())
         assert (
             said['version'] == 'rc2'
             and said['metric'] == kind
-            and {len(v) for k, v in said.items() if k.isdigit()} == {LENGTHS[kind]}
+            and {len(v) for k, v in said.items() if k.isdigit()} == {CIRR_LENGTHS[kind]}
             and len(said) == 4150
         )
 
@@ -355,7 +355,7 @@ def test_pictures_are_found_where_they_may_lie_and_damage_costs_queries(tmp_path
         entries[0]['target_hard'],
         next(e['reference'] for e in entries if e['reference'] != entries[0]['target_hard']),
     )
-    paths = picture_paths(read_cirr(tmp_path))
+    paths = cirr_image_paths(read_cirr(tmp_path))
     paths[gone].unlink()
     paths[bad].write_bytes(paths[bad].read_bytes()[:40])
     per_query, rows = evaluate(fused(Mean()), load_cirr(tmp_path), ks=(1, 5))
@@ -384,10 +384,10 @@ def test_submissions_that_a_server_would_refuse(tmp_path):
     entries, files = small_set(tmp_path, 2, n_sets=10)
     c = read_cirr(tmp_path)
     _, reader = features(2)
-    lists = ranked_lists(fused(reader), c)
+    lists = cirr_ranked_lists(fused(reader), c)
     first, e = str(entries[0]['pairid']), entries[0]
-    path = write_submission(lists['recall'], 'recall', tmp_path / 's.json', c)
-    assert check_submission(path, c)['metric'] == 'recall'
+    path = write_cirr_submission(lists['recall'], 'recall', tmp_path / 's.json', c)
+    assert check_cirr_submission(path, c)['metric'] == 'recall'
     fine = lists['recall'][first]
     for names, why in (
         (fine[:-1], 'has 49 names, not 50'),
@@ -400,13 +400,13 @@ def test_submissions_that_a_server_would_refuse(tmp_path):
     ):
         with pytest.raises(ValueError, match=f'pair {first} .*{why}'):
             (tmp_path / 'bad.json').write_text(json.dumps({**json.loads(path.read_text()), first: names}))
-            check_submission(tmp_path / 'bad.json', c)
+            check_cirr_submission(tmp_path / 'bad.json', c)
     with pytest.raises(ValueError, match='not written'):
-        write_submission({**lists['recall'], first: fine[:-1]}, 'recall', tmp_path / 'never.json', c)
+        write_cirr_submission({**lists['recall'], first: fine[:-1]}, 'recall', tmp_path / 'never.json', c)
     with pytest.raises(ValueError, match='missing'):
-        write_submission(dict(list(lists['recall'].items())[1:]), 'recall', tmp_path / 'never.json', c)
+        write_cirr_submission(dict(list(lists['recall'].items())[1:]), 'recall', tmp_path / 'never.json', c)
     with pytest.raises(ValueError, match='unknown kind'):
-        write_submission(lists['recall'], 'R@50', tmp_path / 'never.json', c)
+        write_cirr_submission(lists['recall'], 'R@50', tmp_path / 'never.json', c)
     assert not (tmp_path / 'never.json').exists()
     for text, why in (
         ('{', 'no submission'),
@@ -417,10 +417,10 @@ def test_submissions_that_a_server_would_refuse(tmp_path):
     ):
         (tmp_path / 'bad.json').write_text(text)
         with pytest.raises(ValueError, match=why):
-            check_submission(tmp_path / 'bad.json', c)
+            check_cirr_submission(tmp_path / 'bad.json', c)
     (tmp_path / 'bad.json').write_text(path.read_text() + ' ' * 5_000_000)
     with pytest.raises(ValueError, match='less than 5,000,000'):
-        check_submission(tmp_path / 'bad.json', c)
+        check_cirr_submission(tmp_path / 'bad.json', c)
 
 
 def test_averages_need_common_queries(tmp_path):
@@ -438,9 +438,9 @@ def test_what_is_not_finite_is_refused_by_name(tmp_path):
     vector, reader = features(5)
     reader.see = lambda i: vector(i) * (np.nan if i == broken else 1)
     with pytest.raises(ValueError, match=f"the score of candidate '{broken}' is nan"):
-        ranked_lists(fused(reader), c)
+        cirr_ranked_lists(fused(reader), c)
     reader.see, last = vector, entries[-1]['caption']
     reader.read = lambda t: vector('text ' + t) * (np.inf if t == last else 1)
     first = next(str(e['pairid']) for e in entries if e['caption'] == last)
     with pytest.raises(ValueError, match=f'query {first}: the score of candidate'):
-        ranked_lists(fused(reader), c)
+        cirr_ranked_lists(fused(reader), c)

@@ -13,7 +13,7 @@ from cis_nb.api import Queries
 from cis_nb.benchmarks.fashioniq import (
     CATEGORIES,
     ORDERS,
-    SPLITS,
+    FASHIONIQ_SPLITS,
     audit_fashioniq,
     fashioniq_benchmark,
     load_fashioniq,
@@ -54,7 +54,7 @@ def test_the_released_annotations_hold_what_the_chapter_prints():
 
 @real
 def test_the_sizes_that_papers_print():
-    sets = {(c, s): read_fashioniq(data, c, s) for c in CATEGORIES for s in SPLITS}
+    sets = {(c, s): read_fashioniq(data, c, s) for c in CATEGORIES for s in FASHIONIQ_SPLITS}
 
     def n(what, *splits):
         return sum(len(getattr(f, what)) for (_, s), f in sets.items() if s in splits)
@@ -63,16 +63,16 @@ def test_the_sizes_that_papers_print():
         len(sets[c, 'train'].names) for c in CATEGORIES
     ] == [11452, 19036, 16121]
     found = [
-        n('names', *SPLITS),
+        n('names', *FASHIONIQ_SPLITS),
         len({i for f in sets.values() for i in f.names}),
-        n('entries', *SPLITS),
+        n('entries', *FASHIONIQ_SPLITS),
         n('names', 'train'),
         n('names', 'val'),
         n('entries', 'train'),
         n('entries', 'val', 'test'),
     ]
     assert found == [row[2] for row in printed('printed')] and n('names', 'val') + 2 == n('names', 'test')
-    audits = [audit_fashioniq(data, c, s).set_index('what')['count'] for c in CATEGORIES for s in SPLITS]
+    audits = [audit_fashioniq(data, c, s).set_index('what')['count'] for c in CATEGORIES for s in FASHIONIQ_SPLITS]
     assert (
         sum(a['empty captions'] for a in audits) == 17
         and sum(a['captions with blanks at an end'] for a in audits) == 1679
@@ -84,7 +84,9 @@ def test_the_sizes_that_papers_print():
 def test_only_shirts_and_tops_share_images():
     found = {(r.list, r[2]): r[3] for r in shared_images(data).itertuples()}
     table = printed('crossed').set_index('shirt')
-    assert found == {(f'shirt {s}', f'toptee {t}'): table.loc[s, f'toptee, {t}'] for s in SPLITS for t in SPLITS}
+    assert found == {
+        (f'shirt {s}', f'toptee {t}'): table.loc[s, f'toptee, {t}'] for s in FASHIONIQ_SPLITS for t in FASHIONIQ_SPLITS
+    }
 
 
 @real

@@ -8,7 +8,7 @@ import numpy as np, pandas as pd, pytest, torch
 from PIL import Image
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import composed_retrieval as cm
-from cis_nb.benchmarks.cirr import check_submission, read_cirr
+from cis_nb.benchmarks.cirr import check_cirr_submission, read_cirr
 from cis_nb.backbones.features import image_features
 from cis_nb.experiments import matrix
 from cis_nb.experiments.entries import Entry, known_as
@@ -208,7 +208,7 @@ def test_the_submission_is_what_the_server_takes(run):
     c = read_cirr(run.root, 'test1')
     assert [s.split(',')[0] for s in listed.score] == ['R@1 100.0', 'R@1 100.0']
     for kind, n in (('recall', 50), ('recall_subset', 3)):
-        s = check_submission(folder / f'test1.{kind}.json', c)
+        s = check_cirr_submission(folder / f'test1.{kind}.json', c)
         assert (
             s['metric'] == kind
             and all(len(s[str(e['pairid'])]) == n for e in c.entries)

@@ -8,7 +8,7 @@ from projects import DATA, ROOT, needs_data
 
 from cis_nb.benchmarks.fashioniq import (
     CATEGORIES,
-    SPLITS,
+    FASHIONIQ_SPLITS,
     audit_fashioniq,
     load_fashioniq,
     read_fashioniq,
@@ -151,7 +151,7 @@ def test_lists_hold_no_garment_twice_and_names_say_nothing():
 def test_the_files_are_the_official_ones(drawn):
     f = drawn / 'fashioniq'
     for c in CATEGORIES:
-        for s in SPLITS:
+        for s in FASHIONIQ_SPLITS:
             q = read_fashioniq(drawn, c, s)
             assert (
                 all(set(e) == {'candidate', 'captions', *(['target'] if s != 'test' else [])} for e in q.entries)
@@ -163,7 +163,7 @@ def test_the_files_are_the_official_ones(drawn):
             b = load_fashioniq(drawn, c, s)
             assert b.protocol.coverage == 1 and b.load(q.names[0]).size == (128, 128)
     assert len(shared_images(drawn)) == 0 and len(list((f / 'images').iterdir())) == sum(
-        len(read_fashioniq(drawn, c, s).names) for c in CATEGORIES for s in SPLITS
+        len(read_fashioniq(drawn, c, s).names) for c in CATEGORIES for s in FASHIONIQ_SPLITS
     )
 
 
@@ -202,5 +202,5 @@ def test_the_splits_of_a_large_world_are_alike():
     "No list runs out of plain cloth, so that others would ask about prints only."
     drawn = draw_fashioniq(1500)
     for c in CATEGORIES:
-        plain = [np.mean([g.pattern == 'plain' for g in drawn[c, s][0].values()]) for s in SPLITS]
+        plain = [np.mean([g.pattern == 'plain' for g in drawn[c, s][0].values()]) for s in FASHIONIQ_SPLITS]
         assert min(plain) > 0.2 and max(plain) - min(plain) < 0.12, (c, plain)
