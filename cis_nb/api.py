@@ -218,7 +218,6 @@ class Plugin:
 
     name: str
     title: str  # in tables
-    paper: str = ''  # key of the paper in `cis_nb/paper`
     color: str = 'grey'  # in figures
     paper_row: str = ''  # its name in the tables of `cis_nb/paper`
     variants: dict = {}  # further names in tables -> Style
@@ -300,6 +299,7 @@ REGISTRY = {
         'mit_states': 'cis_nb.benchmarks.mit_states:MITStatesPlugin',
         'domain_conversion': 'cis_nb.benchmarks.domain_conversion:DomainConversionPlugin',
         'object_composition': 'cis_nb.benchmarks.object_composition:ObjectCompositionPlugin',
+        'coco_captions': 'cis_nb.benchmarks.coco_captions:CocoCaptionsPlugin',
     },
     'backbone': {},  # the book's own are in `cis_nb.backbones.loading`; packages add functions like `load_backbone`
 }

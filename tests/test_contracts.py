@@ -46,6 +46,7 @@ OPTIONS = dict(
     mit_states=dict(size=1),
     domain_conversion=dict(size=1, ks=(1, 5)),
     object_composition=dict(size=16),
+    coco_captions=dict(size=12),
 )
 
 

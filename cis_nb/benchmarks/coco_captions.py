@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['COCO_CAPTIONS', 'DIRECTIONS', 'KARPATHY', 'EXTENDED_TRUTHS', 'TRUTH_FILES', 'CAPTION_KS', 'CAPTION_MEASURES',
-           'UNRANKED', 'COCO_IMAGES', 'CaptionSet', 'read_coco_captions', 'read_split_ids', 'GroundTruth',
-           'plain_ground_truth', 'read_ground_truth', 'audit_ground_truth', 'r_precision', 'map_at_r',
+           'UNRANKED', 'COCO_IMAGES', 'CAPTION_FILES', 'CaptionSet', 'read_coco_captions', 'read_split_ids',
+           'GroundTruth', 'plain_ground_truth', 'read_ground_truth', 'audit_ground_truth', 'r_precision', 'map_at_r',
            'measure_queries', 'expected_by_chance', 'ranks_from_features', 'check_rankings', 'ranks_from_rankings',
            'rankings_from_features', 'split_folds', 'ground_truth_protocol', 'caption_rows', 'random_order_rows',
-           'captions_table', 'locate_images', 'restrict_to_images', 'caption_features', 'evaluate_captions',
-           'evaluate_rankings']
+           'captions_table', 'locate_images', 'restrict_to_images', 'caption_images', 'caption_features',
+           'evaluate_captions', 'evaluate_rankings', 'caption_task', 'captions_benchmark', 'CocoCaptionsPlugin']
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #1bfe2a8a
 import io, json, os
@@ -18,13 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 import numpy as np, pandas as pd
 from PIL import Image
-from ..retrieval.protocol import RESULT_COLUMNS, Protocol
+from ..api import BenchmarkPlugin, MainMetric
+from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task
 from ..retrieval.statistics import bootstrap_ci
 from ..retrieval.metrics import map_at_k, ranks, recall_at_k
 from .image_text import format_cell, l2_normalize_array
 from .genecis import read_json
 from ..core.store import fingerprint
-from ..data.roots import need_file
+from ..data.image_sources import ImageSource
+from ..data.roots import dataset_root, need_file
 from ..backbones.features import image_features, text_features
 from ..data.image_folders import Skipped, folder_files
 
@@ -619,8 +621,8 @@ def restrict_to_images(c: CaptionSet, truths: list, here) -> tuple:  # CaptionSe
     return left, [t for t, _ in cut], '; '.join(note for _, notes in cut for note in notes)
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #0e2aa35a
-def caption_features(backbone, c: CaptionSet, root) -> tuple:
-    "Raw features (N,D), (M,D) of the images that could be read and of their captions; these; what was left out."
+def caption_images(c: CaptionSet, root) -> tuple:  # ImageSource, what was left out
+    "The images of `c` that lie below `root`."
     places, skipped = locate_images(c, root)
 
     def load(i):
@@ -629,7 +631,13 @@ def caption_features(backbone, c: CaptionSet, root) -> tuple:
 
     stat = {f: os.stat(f) for f in {p.file for p in places.values()}}
     files = [(i, p.start, p.size, stat[p.file].st_size, stat[p.file].st_mtime_ns) for i, p in places.items()]
-    f = image_features(backbone, list(places), load, fingerprint(['captions', files]))
+    return ImageSource(list(places), load, fingerprint(['captions', files]), 'captions'), skipped
+
+
+def caption_features(backbone, c: CaptionSet, root) -> tuple:
+    "Raw features (N,D), (M,D) of the images that could be read and of their captions; these; what was left out."
+    source, skipped = caption_images(c, root)
+    f = image_features(backbone, source.ids, source.load, source.key)
     for i, why in f.skipped.itertuples(index=False):
         skipped.add(f'image that cannot be read ({why.split(":")[0]})', c.images[i])
     left = restrict_to_images(c, [], f.index)[0]
@@ -655,3 +663,48 @@ def evaluate_rankings(
     return caption_rows(
         ranks_from_rankings(rankings, c), c, truths, folds, seed, 'ties as the rankings broke them', **labels
     )
+
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #46591484
+CAPTION_FILES = ('captions_val2014.json', 'captions_val2017.json')  # the first that is there is read
+
+
+def caption_task(c: CaptionSet, truth: GroundTruth, images: ImageSource, ks: tuple = (1, 5, 10)) -> Task:
+    "Captions as queries without a reference, ranked against all images of `c`; `images` has text ids."
+    right = truth.right[DIRECTIONS[1]]
+    queries = pd.DataFrame(
+        dict(
+            query_id=[str(t) for t in right],
+            reference=None,
+            condition=[c.texts[t] for t in right],
+            targets=[[str(i) for i in ids] for ids in right.values()],
+        )
+    )
+    protocol, gallery = ground_truth_protocol(truth, DIRECTIONS[1], c), [str(i) for i in c.images]
+    task = Task(
+        'coco_captions', truth.name, queries, images.load, protocol, gallery, gallery, images.key, ks=ks, source=images
+    )
+    return task.restrict(images.ids)
+
+
+def captions_benchmark(root, ks: tuple = (1, 5, 10)) -> Benchmark:
+    "Text-to-image retrieval on COCO captions by every ground truth that is there; `root` holds `annotations/`."
+    folder = Path(root) / 'coco' if (Path(root) / 'coco').is_dir() else Path(root)
+    notes = folder / 'annotations'
+    there = [notes / name for name in CAPTION_FILES if (notes / name).is_file()]
+    split = notes / 'dataset_coco.json'
+    c = read_coco_captions((there or [notes / CAPTION_FILES[0]])[0], read_split_ids(split) if split.is_file() else None)
+    found, _ = caption_images(c, folder)
+    images = replace(found, ids=[str(i) for i in found.ids], load=lambda i: found.load(int(i)))
+    named = [f.name.removesuffix(f'_{TRUTH_FILES[DIRECTIONS[1]]}.json') for f in notes.glob('*_caption_to_image.json')]
+    truths = [plain_ground_truth(c), *(read_ground_truth(notes, name, c) for name in sorted(named))]
+    return Benchmark('coco_captions', {t.name: caption_task(c, t, images, ks) for t in truths})
+
+
+class CocoCaptionsPlugin(BenchmarkPlugin):
+    "COCO Captions: images for a caption alone."
+
+    name, title = 'coco_captions', 'COCO Captions'
+    main = {'coco_captions': MainMetric('COCO Captions R@1', 'plain', 'recall', 1)}
+
+    def load(self, data='world', size=0, seed=0, **options) -> Benchmark:
+        return captions_benchmark(dataset_root(self.name, data, size, seed), **options)

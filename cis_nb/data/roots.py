@@ -91,6 +91,7 @@ WORLD_VERSIONS = {
     'mit_states': WorldVersion('cis_nb.world.composed:composed_root', ('mitstates',), 6),
     'domain_conversion': WorldVersion('cis_nb.world.domains:domain_root', ('per_class',), 12, folder='domains'),
     'object_composition': WorldVersion('cis_nb.world.domains:composition_root', ('pictures',), 600, folder='coco'),
+    'coco_captions': WorldVersion('cis_nb.world.positives:positives_root', ('images',), 300, folder='coco'),
 }
 
 

@@ -195,7 +195,7 @@ def nearest_strips(found: Similarities):
         return dict(
             images=[picture(j) for j in top],
             outlines=['target' if j == i else None for j in top],
-            title=textwrap.shorten(f'Right picture on rank {rank[i]} of {len(S)}: {texts[i]}', 84, placeholder=' …'),
+            title=textwrap.shorten(f'Target on rank {rank[i]} of {len(S)}: {texts[i]}', 84, placeholder=' …'),
         )
 
     order = np.argsort(rank, kind='stable')

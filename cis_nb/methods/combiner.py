@@ -504,7 +504,7 @@ def make_combiner(D: int, c: CombinerConfig) -> Combiner:
 class CombinerPlugin(Plugin):
     "Triplets, mined from captions or of CIRR, and a Combiner over them."
 
-    name, title, paper, color, Config = 'combiner', 'Combiner (mined)', 'genecis', 'red', CombinerConfig
+    name, title, color, Config = 'combiner', 'Combiner (mined)', 'red', CombinerConfig
     paper_row = 'Combiner (GeneCIS)'
     variants = {
         'combiner_cirr': Style('Combiner (CIRR)', '#8B5A2B', 'Combiner'),

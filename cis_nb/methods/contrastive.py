@@ -220,7 +220,7 @@ class Contrastive:
 class ContrastivePlugin(Plugin):
     "Images with captions, and a backbone that learns to match them."
 
-    name, title, paper, color, Config = 'contrastive', 'Contrastive', '', 'grey', TrainingConfig
+    name, title, color, Config = 'contrastive', 'Contrastive', 'grey', TrainingConfig
 
     def inputs(self, backbone, config) -> list:
         return list(image_text_pairs(config.data, 'train', 0, 0, backbone.image_size).inputs)

@@ -231,7 +231,7 @@ def caption_image_features(backbone, c: LinCIRConfig, n: int) -> np.ndarray:  # 
 class LinCIRPlugin(Plugin):
     "A corpus of captions, and a φ that fills the gaps of their keywords."
 
-    name, title, paper, color, Config = 'lincir', 'LinCIR', 'lincir', 'purple', LinCIRConfig
+    name, title, color, Config = 'lincir', 'LinCIR', 'purple', LinCIRConfig
 
     def inputs(self, backbone, config) -> list:
         return [corpus_of(config), load_cirr(cirr_root(config.data, config.cirr)).key]

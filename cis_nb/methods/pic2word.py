@@ -63,7 +63,7 @@ class Pic2WordConfig(TrainingConfig):
 class Pic2WordPlugin(Plugin):
     "Images, and a mapping network that turns each into a word."
 
-    name, title, paper, color, Config = 'pic2word', 'Pic2Word', '', 'sky', Pic2WordConfig
+    name, title, color, Config = 'pic2word', 'Pic2Word', 'sky', Pic2WordConfig
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.photos)

@@ -437,7 +437,7 @@ class SearleConfig(TrainingConfig):
 class SearlePlugin(Plugin):
     "Images, words found for them by search, and a φ that learns these words."
 
-    name, title, paper, color, Config = 'searle', 'SEARLE', '', 'ink', SearleConfig
+    name, title, color, Config = 'searle', 'SEARLE', 'ink', SearleConfig
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.photos)
