@@ -126,6 +126,7 @@ def test_a_small_set_is_the_beginning_of_a_large_one(c, change):
     assert A.sampled_triplets(c, p.model_copy(update=dict(samples=75))).equals(A.sampled_triplets(c, p).head(75))
 
 
+@pytest.mark.e2e
 def test_first_captions_are_one_per_photograph(c):
     first = A.relations_for(c, 'first', True)
     assert first.groupby('image').caption.nunique().max() == 1 and set(first.split) == {'train'}
@@ -151,6 +152,7 @@ def test_the_same_question_is_the_same_run(c, tiny):
     )
 
 
+@pytest.mark.e2e
 def test_a_run_goes_on_from_another(c, tiny):
     run = A.train_variant(c, SMALL, tiny)
     still = A.train_variant(c, SMALL | dict(lr=0.0, seed=5), tiny, after=run)

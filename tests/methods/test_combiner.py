@@ -348,6 +348,7 @@ def test_mined_triplets_teach_and_the_page_has_its_parts(tmp_path):
         T.settings(given | dict(triplets='cirr', validation='triplets'))
 
 
+@pytest.mark.e2e
 def test_how_triplets_are_drawn_is_asked_for_by_the_training():
     p = T.settings(dict(method='combiner', photos=60, samples=80, val_samples=1, captions='all', validation='cirr'))
 

@@ -157,6 +157,7 @@ def test_windows_stay_inside_and_reach_the_rims(side, share, n):
         assert min(x for x, _ in at) == 0 and max(x for x, _ in at) == side - w
 
 
+@pytest.mark.e2e
 def test_a_thing_in_a_corner_is_found_and_what_is_not_there_is_not(tiny, small):
     from cis_nb.world.scenes import Scene, Thing, render
 
@@ -353,6 +354,7 @@ def test_what_the_detector_does_not_see_the_solution_does_not_find(small, tasks,
     assert (evaluate(told, tasks['focus_object'])[0]['rank'] == 15).all()
 
 
+@pytest.mark.e2e
 def test_the_windows_of_tiny_beat_the_sum_on_objects(small, tasks, tiny):
     specific = sp.solutions(small, tiny, tasks=['focus_object', 'change_object'])
     shared = share_images({t: tasks[t] for t in specific})  # each image once, for both tasks
