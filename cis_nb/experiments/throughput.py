@@ -116,7 +116,7 @@ class EncodingCounts:
         "How often one method encodes each different image of some tasks anew."
         return sum(map(self.per_method, tasks)) / len({i for t in tasks for i in self.tasks[t].images})
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #1e154fcc
 def count_encodings(methods: list, tasks: dict, backbone, batch_size: int) -> EncodingCounts:
     "Rank the tasks {name: Task} by some baselines in both ways; raises RuntimeError if a rank differs."
     once = CountingBackbone(backbone, batch_size)
@@ -155,7 +155,7 @@ def encoding_figure(counts: EncodingCounts):
     ax.set_title('All tasks together')
     return fig
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #016aa131
 def frequent_images(task: Task, n: int) -> list:  # of (id, queries)
     "The `n` images of a task that stand in most queries, as reference or in the gallery."
     uses = Counter(i for r in task.queries.itertuples() for i in dict.fromkeys([r.reference, *r.gallery]))
@@ -177,7 +177,7 @@ def draw_repeatedly(kind: str, n: int, seed: int, repeats: int, gate):
         draw_pictures(kind, n, seed)
         gate.wait(600)
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #8bb19472
 def drawn_per_second(kind: str, processes: int, n: int, repeats: int, seed: int = 0) -> float:
     "Pictures per second of some processes together, each of which draws `n` pictures; median of the repeats."
     fork = get_context('fork')
@@ -251,7 +251,7 @@ def contrastive_rates(
     rates['operations'] = [count_operations(w) / pairs for w in work.values()]
     return rates.assign(limit=limit, share=rates.pairs_per_s * rates.operations / limit)
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #94925271
 def contrastive_table(rates: pd.DataFrame) -> pd.DataFrame:
     "Pairs and operations per second of a training step and of its forward half."
     return pd.DataFrame(
@@ -281,7 +281,7 @@ def parsing_table(rates: dict) -> pd.DataFrame:
     row = [rates['captions'], rates['different'], rates['in_batches'], rates['one_by_one'], times]
     return pd.DataFrame([row], columns=['captions', 'different ones', 'in batches', 'one by one', 'times'])
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #4f8bdba0
 def sampling_table(rates: pd.DataFrame) -> pd.DataFrame:
     "Sampling all at once and one by one; `rates` of `triplet_rates`."
     peak, times = [f'{b / 2**30:.2f} GiB' for b in rates.peak_bytes], [f'{t:.1f}×' for t in rates.times]
@@ -321,7 +321,7 @@ def caption_corpus(captions: list, parser: str) -> Corpus:
     file.write_text('\n'.join(captions), encoding='utf-8')
     return Corpus(corpus_folder(file, parser))
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #4b2d985a
 def corpus_sentence(corpus: Corpus, parser: str) -> str:
     "How many captions a corpus has, and how long they are."
     tokens = np.diff(corpus.starts)
@@ -359,7 +359,7 @@ def projected_trainings(rates: dict, limit: float) -> pd.DataFrame:  # backbone,
         for name, r in last.items()
     )
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #07c56aae
 def projection_table(trainings: pd.DataFrame) -> pd.DataFrame:
     "The projected trainings with the heads of the table."
     heads = 'captions per second|times the padded step|minutes for 20,000 steps|% of large multiplications|GiB'
@@ -428,7 +428,7 @@ def rendering_measurements(rates: dict, learning: pd.DataFrame) -> list:  # of M
         Measurement('drawing pairs in one process', 'training on pairs', one / learned, '≥ 1', '×'),
     ]
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #1634ac6e
 def contrastive_measurements(rates: pd.DataFrame) -> list:  # of Measurement
     "The forward half beside the whole step, and the share of the limit that each of them reaches."
     speed, share, product = rates.pairs_per_s, 100 * rates.share, 'multiplying large matrices'
@@ -488,7 +488,7 @@ def projection_measurements(trainings: pd.DataFrame) -> list:  # of Measurement
         found.append(Measurement(rate, 'padded, nothing kept', t.times, goal, '×'))
     return found
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #8c9de515
 def end_to_end_measurements(name: str, batch_size: int, rates: pd.DataFrame, memory: int) -> list:  # of Measurement
     "Steps per second of a large backbone that learns with its Combiner, and their bytes of memory."
     steps = rates.set_index('way').steps_per_s['both halves learn']
@@ -524,7 +524,7 @@ def goal_figure(measurements: list):
     ax.set_title('Ratios against their goals')
     return fig
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #f731081f
 def measurement_results(measurements: list, backbone: str, seed: int, n: int) -> pd.DataFrame:
     "The measurements as rows of the result table; `n` repeats each."
     about = dict(benchmark='throughput', backbone=backbone, seed=seed, n=n)

@@ -73,7 +73,7 @@ class Estimate:
         low, high = self.interval
         return f'{self.value:{form}}{unit} [{low:{form}}, {high:{form}}]'
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #3e524df1
 def estimates(times: dict, seed: int = 0, n: int = 1000) -> dict:  # name -> Estimate
     "The median of each of some lists of numbers, with `n` resamples."
     rng = np.random.default_rng(seed)
@@ -89,7 +89,7 @@ class TowerRates:
     tokens: float  # of a caption, on average
     images: list = None  # None for a text tower alone
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #dbbf7803
 def tower_rates(
     name: str, corpus: Corpus, batch_size: int, repeats: int, device, rng: np.random.Generator, text_only: bool = False
 ) -> TowerRates:
@@ -129,7 +129,7 @@ def paper_numbers_of(name: str) -> pd.DataFrame:
     "A table of printed numbers by the name of its file."
     return pd.read_csv(files('cis_nb') / 'paper' / f'{name}.csv')
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #240b7144
 def paper_tower_table() -> pd.DataFrame:
     "LinCIR's Table 2: rates of both towers, and captions per image."
     printed = paper_numbers_of('lincir_table2_encoders').query('metric=="throughput_per_sec"')
@@ -155,7 +155,7 @@ def training_step(objective, batch_size: int, accelerator, rng: np.random.Genera
     ids = rng.integers(0, len(objective.data), batch_size)
     return lambda: update(objective, objective.prepare(ids, rng), optimizer, accelerator)
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #bdebdcb7
 def random_phrases(D: int) -> Phrases:
     "Two phrases for each of two concepts, with random features."
     pairs = [[f'a photo of {w} that is next to a {v}' for v in ('hat', 'cup')] for w in ('boat', 'cat')]
@@ -186,7 +186,7 @@ def step_parts(model, corpus: Corpus, batch_size: int, rng: np.random.Generator)
         searle=step(Searle(model, phi(), features, words, near, phrases, {})),
     )
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #8f696b72
 def clock_steps(
     name: str, corpus: Corpus, batch_size: int, repeats: int, device, rng: np.random.Generator, seed: int = 0
 ) -> dict:  # part -> Estimate, seconds per image or caption
@@ -197,7 +197,11 @@ def clock_steps(
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #b8201efb
 LINCIR_CAPTIONS = 5_500_000
-PIC2WORD_IMAGES, PIC2WORD_EPOCHS, PIC2WORD_STORED = 3_000_000, 30, 3_300_000  # the last: all images, encoded once
+PIC2WORD_IMAGES, PIC2WORD_EPOCHS, PIC2WORD_STORED = (
+    3_000_000,
+    30,
+    3_300_000,
+)  # the last: encoded once, where features are stored
 SEARLE_IMAGES, SEARLE_SEARCH_STEPS, SEARLE_EPOCHS = 100_000, 350, 100
 
 
@@ -218,7 +222,7 @@ def times_lincir(hours: dict) -> dict:  # method -> Estimate
     "How many times the hours of LinCIR each other method takes."
     return {method: h / hours['LinCIR'] for method, h in hours.items() if method != 'LinCIR'}
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #c6c5b0c7
 def paper_hours() -> pd.Series:
     "LinCIR's Table B.2: hours on eight A100 over ViT-L, by method."
     b2 = paper_numbers_of('lincir_tableB2_time')
@@ -245,7 +249,7 @@ def _times(ratio) -> str:
     "A ratio to LinCIR with its interval; 1 for LinCIR itself (None)."
     return '1' if ratio is None else ratio.text('.1f', '×')
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #d85be044
 STEP_PARTS = {
     'LinCIR: masked captions': ('lincir', 'blue'),
     'LinCIR: whole captions, once': ('read', 'blue'),
@@ -299,7 +303,7 @@ def query_parts(model, condition: str = 'is striped and next to a lamp') -> dict
         words=lambda: model.encode_text([condition]),
     )
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #d30e075a
 @torch.no_grad()
 def clock_query(name: str, repeats: int, device, seed: int = 0) -> dict:  # part -> Estimate, seconds
     "Every part of a query over a backbone with random weights."
@@ -326,7 +330,7 @@ def query_part_table(parts: dict) -> pd.DataFrame:
     rows = [(title, *(p[part].text('.4f') for p in parts.values())) for title, part in QUERY_PARTS.items()]
     return pd.DataFrame(rows, columns=['part', *parts])
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #d8f32fc7
 def query_table(parts: dict) -> pd.DataFrame:
     "Seconds of a whole query by each method, of {backbone: {part: Estimate}}, beside those of the paper."
     printed = paper_query_seconds().reindex(list(QUERY_OF))
@@ -379,7 +383,7 @@ def step_seconds(history: pd.DataFrame, batch_size: int) -> float:
     "Seconds of all steps of a run (columns step, items_per_s), validations left out."
     return float((history.step.diff().fillna(history.step) * batch_size / history.items_per_s).sum())
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #03fac2ad
 def stored_pieces(config: TrainingConfig) -> dict:  # piece -> its folder in the store
     "What the first step of a training of `lincir`, `pic2word` or `searle` finds in the store."
     o = make_objective(config)
@@ -404,7 +408,7 @@ def training_seconds(config: TrainingConfig) -> dict:  # piece -> seconds
     pieces = {piece: manifest(folder)['seconds'] for piece, folder in stored_pieces(config).items()}
     return pieces | {'steps': step_seconds(pd.read_csv(run / 'history.csv'), config.batch_size)}
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #374b7ec1
 def training_costs(configs: dict) -> pd.DataFrame:  # index method, columns COST_PIECES
     "Seconds of the pieces of {method: configuration}; NaN for a piece that a method does not have."
     rows = [training_seconds(c) for c in configs.values()]
@@ -422,7 +426,7 @@ def cost_points(costs: pd.DataFrame, scores: pd.DataFrame) -> list:  # of (metho
     at5 = scores[(scores.task == 'circo') & (scores.k == 5)].groupby('method').value.mean()
     return [(m, costs.loc[m].sum(), at5[m]) for m in costs.index if m in at5]
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #b6d5b238
 def cost_figure(points: list, title: str):
     "Score against total seconds, a point for each (method, seconds, mAP@5)."
     colors = {m.lower(): c for m, c in METHOD_COLORS.items()}
@@ -454,7 +458,7 @@ def training_evidence(ratios: dict, repeats: int) -> list:
         found += [ratio_evidence(f'{what} {grows}', b[k] - a[k], 0, repeats) for k, what in RIVALS.items()]
     return found
 
-
+# %% ../../nbs/05b_experiments/12_training_time.ipynb #52a0fce6
 def tower_evidence(rates: dict, repeats: int, seed: int = 0) -> list:
     "Captions beside images per second of {backbone: TowerRates} for ViT-L, and of ViT-G beside ViT-L."
     vit_l, vit_g = rates['vit_l'], rates['vit_g']
