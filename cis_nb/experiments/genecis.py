@@ -5,22 +5,28 @@
 # %% auto #0
 __all__ = ['share_images', 'rankings', 'cached_rankings', 'summary', 'load_genecis_tasks', 'readable', 'cached_trained_rankings',
            'unknown_names', 'object_detector', 'task_specific_solutions', 'task_specific_rankings',
-           'cached_task_specific_rankings', 'GenecisTasks', 'genecis_tasks', 'GenecisRun', 'run_genecis']
+           'cached_task_specific_rankings', 'GenecisTasks', 'genecis_tasks', 'GenecisRun', 'run_genecis',
+           'overview_table', 'training_row', 'trainings_table', 'told_rankings', 'prompt_results', 'crop_results',
+           'mean_cells', 'draw_table', 'feature_norms', 'count_verdicts', 'won_strips', 'failure_strips',
+           'condition_strip']
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #6ccbbc96
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import torch
 
 from ..backbones.loading import load_backbone
-from ..benchmarks.genecis import TASKS, load_genecis
+from ..benchmarks.genecis import TASKS, TITLES, load_genecis
 from ..benchmarks.genecis_construction import Rules, build_genecis
 from ..core.report import progress
 from ..data.image_sources import union
 from ..data.datasets import annotations_root
 from ..data.roots import data_root
-from .comparison import UNTRAINED
+from .comparison import UNTRAINED, hits, verdict
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
     Entry,
@@ -29,7 +35,8 @@ from cis_nb.experiments.entries import (
     trained_entries,
     untrained_methods,
 )
-from ..methods.task_specific import OpenDetector, solutions, vocabulary, window_detector
+from .examples import failures, first_ranked, lines_of, most_asked, won_by
+from ..methods.task_specific import OpenDetector, solutions, upper_bounds, vocabulary, window_detector
 from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Task, evaluate, result_rows
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #526b4319
@@ -231,3 +238,125 @@ def run_genecis(p: dict) -> GenecisRun:
         per_query=per_query,
         results=results,
     )
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #18dcb766
+def overview_table(run: GenecisTasks, names: list) -> pd.DataFrame:
+    "Queries, images and chance R@1 of the tasks `names` over all draws, and of all together."
+
+    def sizes(tasks):
+        images = {(t.protocol.crop, i) for t in tasks for i in t.images}
+        galleries = [g for t in tasks for g in t.queries.gallery]
+        there = f'{100 * min(t.protocol.coverage for t in tasks):.1f} %' if tasks else ''
+        guess = f'{100 * np.mean([1 / len(g) for g in galleries]):.1f} %' if tasks else ''
+        return [sum(map(len, tasks)), sum(len(g) + 1 for g in galleries), len(images), there, guess]
+
+    of_task = {name: [t for (_, other), t in run.benchmarks.items() if other == name] for name in names}
+    rows = [[TITLES[name], *sizes(tasks), run.missing.get(name, '')] for name, tasks in of_task.items()]
+    heads = ['task', 'queries', 'images named', 'images encoded', 'images there', 'chance R@1', '']
+    return pd.DataFrame([*rows, ['together', *sizes(list(run.benchmarks.values())), '']], columns=heads)
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #da750169
+def training_row(entry: Entry) -> list:
+    "Method, seed, triplets and recipe of a training, from the record of its run."
+    p = json.loads((entry.run / 'manifest.json').read_text())['params']
+    triplets = p.get('triplets', '')
+    origins = dict(mined=f'mined triplets of {Path(p["data"]).name}', cirr='CIRR triplets')
+    size = f'from {p["cirr"]:,} scenes' if triplets == 'cirr' else f'{p["samples"]:,}'
+    recipe = [p['steps'], p['batch_size'], *(p.get(k, '–') for k in ('tune', 'start', 'negatives'))]
+    return [entry.method.title, entry.seed, origins.get(triplets, p['data']), size, *recipe, entry.run.name]
+
+
+def trainings_table(entries: list) -> pd.DataFrame:
+    "`training_row` of every trained method."
+    heads = ['method', 'seed', 'learned from', 'triplets', 'steps', 'batch', 'towers tuned', 'start', 'negatives', 'run']
+    return pd.DataFrame([training_row(e) for e in entries], columns=heads)
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #7c5b14ab
+def told_rankings(run: GenecisTasks, seed: int = 0) -> pd.DataFrame:
+    "The rankings of the specific solutions, told the labels; empty where there are no labels."
+    try:
+        bounds = upper_bounds(run.root, run.model, list(dict.fromkeys(t for _, t in run.benchmarks)))
+    except FileNotFoundError:
+        bounds = {}
+    return task_specific_rankings(bounds, run.benchmarks, seed)
+
+
+def prompt_results(run: GenecisTasks, methods: list, prompt: str, backbone: str, seed: int = 0) -> pd.DataFrame:
+    "Result rows of untrained methods whose text tower reads the condition in a prompt."
+    tasks = {k: replace(t, protocol=replace(t.protocol, prompt=prompt)) for k, t in run.benchmarks.items()}
+    plain = untrained_methods(methods, run.model, seed)
+    return summary(read_cached([cached_rankings('genecis-prompts', plain, tasks, seed)]), backbone, seed)
+
+
+def crop_results(at: GenecisTasks, methods: list, backbone: str, seed: int = 0) -> pd.DataFrame:
+    "Result rows of untrained methods on tasks with another crop, from `genecis_tasks(p, crop_mode)`."
+    plain = untrained_methods(methods, at.model, seed)
+    return summary(read_cached([cached_rankings('genecis-crop', plain, at.benchmarks, seed)]), backbone, seed)
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #c016048a
+def mean_cells(results: pd.DataFrame, titles: dict) -> dict:  # title -> text
+    "Mean R@1 of each method with its interval."
+    means = results[results.k == 1].groupby('method', sort=False).tail(1)  # the mean is a method's last row
+    return {titles[r.method]: f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]' for r in means.itertuples()}
+
+
+def draw_table(per_query: pd.DataFrame, titles: dict) -> pd.DataFrame:
+    "Mean R@1 of each method on each draw of the templates, and the standard deviation over draws."
+    mine = hits(per_query[per_query.method.isin(titles)]).groupby(['draw', 'task']).mean().groupby('draw').mean()
+    heads = ['method', *(f'draw {d + 1}' for d in mine.index), 'standard deviation']
+    return pd.DataFrame([[title, *mine[m], mine[m].std()] for m, title in titles.items()], columns=heads)
+
+
+@torch.no_grad()
+def feature_norms(task: Task, model, n: int = 64) -> tuple:  # image, text
+    "Mean norm of the raw features of `n` images and of `n` conditions of a task."
+    images = model.encode_image([task.load(i) for i in task.images[:n]])
+    texts = model.encode_text(sorted(set(task.queries.condition))[:n])
+    return tuple(float(f.norm(dim=-1).mean()) for f in (images, texts))
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #c5735463
+def count_verdicts(found: list) -> str:
+    "In how many of the comparisons, one for each seed, a method is better, worse, or neither for sure."
+    said = [verdict(c) for c in found]
+    return (
+        f'better in {said.count("better")}, worse in {said.count("worse")}, not to be told apart in'
+        f' {said.count("cannot tell")} of {len(said)} seeds'
+    )
+
+
+def won_strips(tasks: dict, per_query: pd.DataFrame, method: str, others: list, titles: dict) -> list:
+    "Of each task the query that only `method` ranks right and that the others get most wrong; rows of `show_grid`."
+    strips = []
+    for name in dict.fromkeys(t for _, t in tasks):
+        won = won_by(per_query, method, others, name)
+        if len(won):
+            w = won.iloc[0]
+            lines = lines_of(per_query, [method, *others], name, w.draw, w.query_id)
+            head = f'{TITLES[name]}, {len(won):,} such queries: '
+            strips.append(first_ranked(tasks[w.draw, name], lines, titles, head))
+    return strips
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #b059723e
+def failure_strips(tasks: dict, per_query: pd.DataFrame, method: str, beside: list, titles: dict) -> list:
+    "Of each task the failure of `method` in the middle, by the rank of the target; rows of `show_grid`."
+    strips = []
+    for name in dict.fromkeys(t for _, t in tasks):
+        lost = failures(per_query, method, name)
+        if len(lost):
+            q = lost.iloc[len(lost) // 2]
+            lines = lines_of(per_query, beside, name, q.draw, q.query_id)
+            head = f'{TITLES[name]}, {len(lost):,} failures, here rank {q["rank"]}: '
+            strips.append(first_ranked(tasks[q.draw, name], lines, titles, head))
+    return strips
+
+
+def condition_strip(tasks: dict, per_query: pd.DataFrame, method: str, kind: str, n: int = 6) -> list:
+    "The reference with most conditions in the tasks about `kind`, and the first image for each; one row, or none."
+    lines = list(most_asked(per_query, method, kind).iloc[:n].itertuples())
+    if not lines:
+        return []
+    images = [tasks[l.draw, l.task].load(l.top[0]) for l in lines]
+    reference = tasks[lines[0].draw, lines[0].task].load(lines[0].reference)
+    heads = ['reference', *(f'{l.task.split("_")[0]}: {l.condition}' for l in lines)]
+    marks = ['reference', *('target' if l.rank == 1 else 'wrong' for l in lines)]
+    return [dict(images=[reference, *images], titles=heads, outlines=marks)]

@@ -227,7 +227,9 @@ def order_table(run: MatrixRun, own: dict, seed: int = 0) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c6405fd5
 def group_table(found: pd.DataFrame, group: str, titles: dict, heading: str) -> pd.DataFrame:
     "Groups against methods: value and interval. `found` has the columns `group`, method, value, low, high, n."
-    cells = {(r[group], r['method']): f'{r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}]' for _, r in found.iterrows()}
+    cells = {
+        (r[group], r['method']): f'{r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}]' for _, r in found.iterrows()
+    }
     sizes = dict(zip(found[group], found.n))
     rows = [[g.replace('_', ' '), int(size), *(cells[g, m] for m in titles)] for g, size in sizes.items()]
     return pd.DataFrame(rows, columns=[heading, 'queries', *titles.values()])
