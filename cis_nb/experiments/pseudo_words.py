@@ -112,7 +112,8 @@ def composition_draws(root: Path, draws: int, **choices) -> Task:
     drawn = f'mean of draws 0 to {draws - 1}' if draws > 1 else 'draw 0'
     protocol = replace(tasks[0].protocol, extra=tasks[0].protocol.extra.replace('draw 0', drawn))
     queries = queries.sort_index(kind='stable')
-    return replace(tasks[0], queries=queries, load=lambda i: load[i](i), protocol=protocol, images=None)
+    every = dict(queries=queries, load=lambda i: load[i](i), protocol=protocol)
+    return replace(tasks[0], **every, images=None, source=None)  # a source with the cut-outs of all draws
 
 
 def whole_references(per_query: pd.DataFrame) -> pd.DataFrame:
