@@ -75,9 +75,7 @@ def learning_table(entries: list, titles: dict, seed: int, gallery: Task = None)
         same = [o for o in entries if o.method.name == e.method.name]
         again = f'{np.mean([self_retrieval(o, gallery) for o in same]):.1f}' if gallery else '–'
         rows.append([titles[e.method.name], f'{first:.4g}', f'{last:.4g}', f'{last / first:.2f}', again])
-    return pd.DataFrame(
-        rows, columns=['supervision', 'first loss', 'last loss', 'last / first', 'self-retrieval (%)']
-    )
+    return pd.DataFrame(rows, columns=['supervision', 'first loss', 'last loss', 'last / first', 'self-retrieval (%)'])
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #17d679c1
 def phrases_table(per_query, titles: dict, tasks, a='searle', b='searle_beside', seed: int = 0) -> pd.DataFrame:
