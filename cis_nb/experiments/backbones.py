@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS_COMPARED', 'close_ups', 'close_up_accuracy', 'mean_accuracy', 'accuracy_table', 'backbone_table',
            'backbone_figure', 'backbone_words', 'combiner_and_sum', 'named_by_backbone', 'mean_recalls',
-           'combiner_gain_table', 'mean_rows', 'recall_figure', 'ten_points', 'method_gain', 'weights_difference',
+           'combiner_gain_table', 'mean_rows', 'recall_figure', 'ten_points', 'method_gain', 'contrast_difference',
            'method_minus_ten_points', 'accuracy_rows']
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #39ef9642
@@ -198,7 +198,7 @@ def method_gain(backbones) -> dict:  # method -> weight
     return {f'{m}, {b}': w / len(backbones) for b in backbones for m, w in signs}
 
 
-def weights_difference(a: dict, b: dict) -> dict:
+def contrast_difference(a: dict, b: dict) -> dict:
     "One weighted sum minus another."
     return {k: a.get(k, 0) - b.get(k, 0) for k in {**a, **b}}
 
@@ -208,7 +208,7 @@ def method_minus_ten_points(accuracy: dict) -> dict:  # which backbones -> weigh
     groups = {'all backbones': accuracy}
     if len(accuracy) > 3:
         groups |= {f'without {b}': {o: v for o, v in accuracy.items() if o != b} for b in accuracy}
-    return {which: weights_difference(method_gain(g), ten_points('image_text', g)) for which, g in groups.items()}
+    return {which: contrast_difference(method_gain(g), ten_points('image_text', g)) for which, g in groups.items()}
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #5478575d
 def accuracy_rows(results, accuracy: dict, n: int) -> pd.DataFrame:

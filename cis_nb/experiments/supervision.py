@@ -6,7 +6,7 @@
 __all__ = ['SUPERVISION_TITLES', 'PROMPT_SCORES', 'first_and_last_loss', 'loss_left', 'learning_table', 'phrases_table',
            'student_interval', 'convergence_evidence', 'printed_prompts', 'prompt_of', 'printed_prompt_summary',
            'evenly_chosen', 'prompt_sets', 'set_rankings', 'prompt_rankings', 'prompt_by_seed', 'chosen_rankings',
-           'PromptStudy', 'prompt_study', 'prompt_notes', 'prompt_table', 'prompt_gain_table', 'prompt_figure',
+           'PromptStudy', 'prompt_study', 'prompt_notes', 'prompt_score_table', 'prompt_gain_table', 'prompt_figure',
            'fashion_scores', 'supervision_evidence', 'prompt_evidence']
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #2a069110
@@ -248,7 +248,7 @@ def prompt_notes(study: PromptStudy, backbone: str, n: int) -> list:
     return [*(task.protocol for tasks in study.sets.values() for task in tasks.values()), training + queries]
 
 
-def prompt_table(study: PromptStudy) -> pd.DataFrame:
+def prompt_score_table(study: PromptStudy) -> pd.DataFrame:
     "The score of every prompt, method and set, mean over seeds."
     rows = [[p, *(f'{m[p]:.1f}' for m in study.means.values())] for p in study.prompts]
     return pd.DataFrame(rows, columns=['prompt', *map(study.label, study.means)])
