@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['BRIEF_BASE', 'SCORES', 'TASK_TITLES', 'WHOLE', 'base_of', 'variant_of', 'train_variants', 'scored', 'run_sweep',
-           'prompts_of', 'difference', 'format_differences', 'claim_evidence_of', 'mean_of', 'variant_table',
-           'variant_forest', 'whole_gallery', 'self_retrieval', 'paired_features', 'modality_gap_of_words']
+           'prompts_of', 'trained_only', 'sweep_notes', 'difference', 'format_differences', 'claim_evidence_of',
+           'mean_score', 'mean_of', 'variant_table', 'variant_forest', 'printed_ablation', 'whole_gallery',
+           'self_retrieval', 'paired_features', 'modality_gap_of_words']
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #c8a90b38
 from dataclasses import replace
 from functools import lru_cache
+from importlib.resources import files
 
 import numpy as np
 import pandas as pd
@@ -125,6 +127,23 @@ def prompts_of(entries) -> str:
         else 'asked with ' + ', '.join(f'“{p}” ({t})' for t, p in with_words.items())
     )
 
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #6fd775ec
+def trained_only(run: MatrixRun) -> list:  # of Entry
+    "The entries of a sweep that have been trained, in their order."
+    return [e for e in run.entries if e.run]
+
+
+def sweep_notes(run: MatrixRun, p: dict) -> list:
+    "The lines under a table of a sweep: protocols, sets left out, training, prompt."
+    base, seeds = base_of(p), ', '.join(map(str, p['seeds']))
+    training = f'{p["backbone"]}, {base["steps"]} steps of {base["batch_size"]}, seeds {seeds}'
+    return [
+        *(b.protocol for b in run.sets.values()),
+        *(f'{TASK_TITLES[t]}: {why}' for t, why in run.missing.items()),
+        f'This run: {training}, {prompts_of(run.entries)}.'
+        ' In brackets: in how many trainings the interval excludes zero.',
+    ]
+
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #24e54e13
 def difference(per_query, a: str, b: str, task: str, seed=0) -> list:  # one for each seed
     "How much better `a` is than `b` in the score of a task."
@@ -156,6 +175,11 @@ def claim_evidence_of(per_query, titles: dict, pairs, tasks=('full',), seed=0) -
     ]
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #be761af3
+def mean_score(per_query, method: str, task: str) -> float:
+    "The score of a method on a task in percent, mean over queries and seeds."
+    return per_query[(per_query.method == method) & (per_query.task == task)].score.mean()
+
+
 def mean_of(per_query, method: str, task: str) -> str:
     "The score of a method on a task: mean and standard deviation over seeds."
     t = per_query[(per_query.method == method) & (per_query.task == task)].groupby('seed').score.mean()
@@ -188,6 +212,16 @@ def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
         f'points of {TASK_TITLES[task]}',
         f'Against {titles[base]}',
     )
+
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #0714d640
+def printed_ablation(table: str, setting: str) -> pd.DataFrame:  # one row a variant, one column a data set and metric
+    "A table of LinCIR's recalls whose lines differ in one setting, e.g. `lincir_table8_masking` in `masking`."
+    t = pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
+    variant = t.setting.str.removeprefix(f'{setting}=')
+    metric = t.dataset.str.split(':').str[0] + ' R@' + t.k.astype(int).astype(str)
+    named = t.assign(variant=variant, metric=metric)
+    wide = named.pivot_table(index='variant', columns='metric', values='value', sort=False)
+    return wide.rename_axis(index=setting, columns=None).reset_index()
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #d05b5270
 def whole_gallery(run):
