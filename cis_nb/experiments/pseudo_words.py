@@ -26,7 +26,7 @@ import pandas as pd
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from ..benchmarks.domain_conversion import Domains, best_possible, load_domains, with_impossible
-from ..benchmarks.object_composition import PUBLISHED, load_composition
+from ..benchmarks.object_composition import PUBLISHED_COMPOSITION, load_composition
 from ..core.plotting import Page, color, forest, page
 from ..core.report import progress
 from .combiner_ablations import claim_evidence, format_interval
@@ -131,7 +131,7 @@ class CompositionDraws(Benchmark):
 
 def composition_readings(root: Path, draws: int) -> list:  # two benchmarks
     "Object composition as the book reads it, and as the published program does; both with the same cut-offs."
-    readings = {'composition': {}, 'composition, published': PUBLISHED}
+    readings = {'composition': {}, 'composition, published': PUBLISHED_COMPOSITION}
     tasks = {name: composition_draws(root, draws, **choices) for name, choices in readings.items()}
     ks = min((t.ks for t in tasks.values()), key=len)
     return [CompositionDraws(name, dict(composition=replace(t, ks=ks))) for name, t in tasks.items()]

@@ -9,7 +9,7 @@ __all__ = ['LINCIR_CAPTIONS', 'PIC2WORD_IMAGES', 'PIC2WORD_EPOCHS', 'PIC2WORD_ST
            'paper_tower_table', 'RandomFeatures', 'training_step', 'random_phrases', 'step_parts', 'clock_steps',
            'training_hours', 'times_lincir', 'paper_hours', 'training_table', 'step_figure', 'query_parts',
            'clock_query', 'query_seconds', 'paper_query_seconds', 'query_part_table', 'query_table', 'paper_points',
-           'paper_figure', 'step_seconds', 'stored_pieces', 'training_seconds', 'training_costs', 'scores_of',
+           'paper_figure', 'step_seconds', 'stored_pieces', 'training_seconds', 'training_costs', 'training_scores',
            'cost_points', 'cost_figure', 'ratio_evidence', 'training_evidence', 'tower_evidence']
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #eb764126
@@ -415,7 +415,7 @@ def training_costs(configs: dict) -> pd.DataFrame:  # index method, columns COST
     return pd.DataFrame(rows, index=list(configs), columns=COST_PIECES).astype(float)
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #77bb0479
-def scores_of(experiment: str) -> pd.DataFrame:
+def training_scores(experiment: str) -> pd.DataFrame:
     "The result table of another experiment of the book that is being made; empty if there is none."
     file = Path(os.environ.get('CIS_BOOK', '.')) / experiment / 'results.parquet'
     return pd.read_parquet(file) if experiment and file.exists() else pd.DataFrame(columns=RESULT_COLUMNS)

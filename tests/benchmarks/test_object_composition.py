@@ -9,7 +9,7 @@ from projects import DATA, ROOT, needs_data
 from cis_nb.benchmarks.object_composition import (
     ALONE,
     NOTHING,
-    PUBLISHED,
+    PUBLISHED_COMPOSITION,
     SIZE,
     audit_instances,
     cut,
@@ -208,7 +208,7 @@ def test_the_benchmark(tmp_path):
     b, named, published = (
         load_composition(root),
         load_composition(root, named=True),
-        load_composition(root, **PUBLISHED),
+        load_composition(root, **PUBLISHED_COMPOSITION),
     )
     assert (
         (len(b), len(published)) == (1, 2)
@@ -230,7 +230,7 @@ def test_the_benchmark(tmp_path):
         and published.load(published.queries.reference[1]).size[0] <= 3
     )
     (tmp_path / 'coco/val2017/000000000002.jpg').unlink()
-    part = load_composition(root, **PUBLISHED)
+    part = load_composition(root, **PUBLISHED_COMPOSITION)
     assert len(part) == 1 and 'partial' in str(part.protocol) and '1 of 2 queries left out' in part.protocol.extra
 
 
