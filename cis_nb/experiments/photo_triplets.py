@@ -147,7 +147,7 @@ def recipe_triplets(recipes: dict, seed: int) -> dict:  # title -> MinedSet
     folders = {title: triplet_folder(settings(recipe | dict(seed=seed))) for title, recipe in recipes.items()}
     return {title: MinedSet(*read_triplets(folder)) for title, folder in folders.items()}
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #28ead18c
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #d23ab822
 def caption_words(captions) -> str:
     "The words of some captions in lower case, without punctuation, one space between them."
     return ' '.join(re.sub(r'[^a-z0-9 -]', ' ', ' . '.join(captions).lower()).split())
@@ -157,7 +157,7 @@ def names_word(captions, word: str) -> bool:
     "Does any of the captions contain the whole word?"
     return f' {word.lower()} ' in f' {caption_words(captions)} '
 
-
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #bf26e429
 def check_triplets(mined: MinedSet, photos: CaptionedPhotos, split: str = 'train', n: int = 2000) -> pd.DataFrame:
     "The first `n` triplets of a split with columns word, kind, idle and seconded."
     t, captions = mined.of_split(split).head(n), photos.table.captions
@@ -179,7 +179,7 @@ def triplet_overview(mined: dict, checked: dict) -> pd.DataFrame:
         rows.append(row | {'% idle': 100 * some.idle.mean(), '% seconded': 100 * some.seconded.mean()})
     return pd.DataFrame(rows)
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #05fdb158
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #f079cf79
 def triplet_panel(t, relations: pd.DataFrame, load) -> dict:  # a row of `show_grid`
     "Reference, target and distractor of a triplet, with what was read in their captions."
     a, d = relations.iloc[t.reference], relations.iloc[t.distractor]
@@ -197,7 +197,7 @@ def triplet_sheet(triplets: pd.DataFrame, relations: pd.DataFrame, load, title: 
     rows = [{k: sum((p[k] for p in panels[i : i + 2]), []) for k in panels[0]} for i in range(0, len(panels), 2)]
     return show_grid([dict(title=title * (i == 0), **row) for i, row in enumerate(rows)], height=1.05)
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #ab0ae717
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #7be0d8e9
 def unfiltered_triplets(r: PhotoRelations, n: int, seed: int = 0) -> pd.DataFrame:
     "Training triplets drawn without a filter, with columns six and rating."
     t = sample_triplets(r.of_split('train'), n, seed, r.ratings, 'none')[0]
@@ -211,7 +211,7 @@ def rejected_conditions(rejected: pd.DataFrame) -> pd.DataFrame:  # condition, t
     counts = rejected.groupby('condition').agg(times=('six', 'size'), rating=('rating', 'first'))
     return counts.sort_values(['times', 'rating'], ascending=[False, True]).reset_index()
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #5adf1ca5
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #2766cbcf
 def _query_triplets(r: PhotoRelations, split: str, n: int, threshold: float, partner: str, seed: int) -> pd.DataFrame:
     "`n` samples of one split, each query once, with photographs that could be opened."
     t = sample_triplets(r.of_split(split), n, seed, r.ratings, threshold=threshold, partner=partner)[0]
@@ -237,7 +237,7 @@ def triplet_tasks(r: PhotoRelations, split: str, n: int, threshold: float, seed:
     "Queries of one split with both kinds of partners."
     return {p: triplet_task(r, split, n, threshold, p, seed) for p in PARTNER_CHOICES}
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #af8c5119
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #6cd44bac
 POSSESSIONS = frozenset('with wearing wears holding holds carrying carries has have having'.split())
 PREPOSITIONS = frozenset(
     'in on at to from of by near above below over under underneath behind beside besides between among amongst around'
@@ -254,7 +254,7 @@ def condition_kind(relation: str, kind: str) -> str:
         return 'is'
     return 'has' if first in POSSESSIONS else 'where' if first in PREPOSITIONS else 'does'
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #fbc0113d
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #bc24a7a6
 def with_stated_targets(task: Task, r: PhotoRelations) -> Task:
     "The queries of `triplet_task` with all targets that captions state; the task of a query is its kind of condition."
     rows, q, there = r.of_split(task.protocol.split), task.queries, set(task.shared_gallery)
@@ -277,7 +277,7 @@ def describe_queries(tasks: dict) -> pd.DataFrame:
             rows.append(row | {'targets (median)': q.targets.map(len).median(), 'for example': example})
     return pd.DataFrame(rows)
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #eae93c5d
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #58d235af
 def check_splits(photos: CaptionedPhotos, tasks: dict, mined: dict):
     "Raise ValueError if a query shows a photograph of another split, or a training triplet one that is held out."
     images = {
@@ -292,7 +292,7 @@ def check_splits(photos: CaptionedPhotos, tasks: dict, mined: dict):
         if (found := set(photos.table.split.loc[list(keys)])) != {split}:
             raise ValueError(f'{what}: photographs of {", ".join(sorted(found))}, expected of {split} only')
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #a8e277e0
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #33dd571b
 def train_recipes(recipes: dict, seeds: list, backbone, device: str = 'auto') -> list:  # of Entry
     "Every recipe trained with every seed; a method is called by its recipe."
     entries = []
@@ -320,7 +320,7 @@ def kept_steps(entries: list) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=['recipe', 'seed', 'step'])
     return table.pivot(index='recipe', columns='seed', values='step').reindex(table.recipe.unique()).reset_index()
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #c4d590b9
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #4bba2aa3
 def target_ranks(entries: list, tasks: dict, seed: int = 0) -> pd.DataFrame:
     "One line per entry and query: partners, `rank` of the mined target, and `any_rank` of the first target."
     found = []
@@ -340,7 +340,7 @@ def choose_by_recall(ranked: pd.DataFrame, methods: list, k: int = 10) -> tuple:
     mean = 100 * hit.groupby('method').mean()
     return max(methods, key=mean.get), mean
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #c3f55332
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #6e38bbd4
 def select_lines(ranked: pd.DataFrame, partners: str, methods: list, kind: str = 'all') -> pd.DataFrame:
     "The lines of some methods on the queries with one kind of partners, of all conditions or of one kind."
     mine = ranked[(ranked.partners == partners) & ranked.method.isin(methods)]
@@ -351,7 +351,7 @@ def target_recall(ranked: pd.DataFrame, partners: str, method: str, k: int = 10,
     "R@k of a method in percent, mean over its seeds."
     return 100 * float((select_lines(ranked, partners, [method], kind)['rank'] <= k).mean())
 
-
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #104830ad
 def recall_difference(
     ranked: pd.DataFrame, partners: str, a: str, b: str, kind: str = 'all', k: int = 10, seed: int = 0
 ) -> dict:  # as from `compare`
@@ -370,7 +370,7 @@ def seed_difference(ranked: pd.DataFrame, a: str, b: str, k: int = 10, seed: int
     mine = ranked[ranked.method.isin([a, b])]
     return interval_envelope(contrast_seeds(mine.assign(task=mine.partners), {a: 1, b: -1}, k=k, seed=seed))
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #145fb151
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #a6b55d4e
 def common_kinds(ranked: pd.DataFrame, least: int = 20) -> list:
     "The kinds of conditions with at least `least` references for both kinds of partners."
     references = ranked.groupby(['task', 'partners']).reference.nunique().unstack(fill_value=0).min(axis=1)
@@ -396,7 +396,7 @@ def seed_rows(ranked: pd.DataFrame, ks: tuple, seed: int = 0, **labels) -> pd.Da
     rows = [result_rows(g, ks, seed=seed, method=m, **labels).assign(seed=s) for (m, s, _), g in groups]
     return pd.concat(rows, ignore_index=True)
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #fe8e85d6
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #89a917ac
 RECALL_HEADS = {'R@1': ('recall', 1), 'R@10': ('recall', 10), 'R@10, any target': ('recall, any right photo', 10)}
 
 
@@ -418,7 +418,7 @@ def partner_table(results: pd.DataFrame, ranked: pd.DataFrame, partners: str) ->
     chance = {'method': 'chance', 'R@1': f'{100 / n:.1f}', 'R@10': f'{min(100, 1000 / n):.1f}'}
     return pd.concat([pd.DataFrame([chance]), pd.DataFrame({'method': order, **columns})]).fillna('')
 
-
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #b45c2306
 def seed_table(results: pd.DataFrame, titles: dict) -> pd.DataFrame:
     "The methods (name -> title) by partners and k, from `seed_rows`: a mean ± std over seeds, or an interval."
     cells = {(r.method, f'{r.task}, R@{r.k}'): format_uncertainty(r) for r in over_seeds(results).itertuples()}
@@ -436,7 +436,7 @@ def kind_table(ranked: pd.DataFrame, kinds: list, methods: list, a: str, b: str,
         rows.append(row | {f'{a} − {b}': format_points(recall_difference(ranked, p, a, b, kind, seed=seed))})
     return pd.DataFrame(rows)
 
-# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #21571e6b
+# %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #919b1f9b
 BAR_COLOURS = ('blue', 'orange', 'green', 'sky', 'grey', 'ink', 'purple', 'red')
 
 

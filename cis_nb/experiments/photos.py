@@ -91,7 +91,7 @@ def photo_samples(pairs: PhotoPairs, n: int = 10, rows: int = 2):
     grid = [dict(images=[pairs.photo(i) for i in r], titles=[pairs.table.captions[i][0] for i in r]) for r in some]
     return show_grid(grid, height=1.4)
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #6418e54b
+# %% ../../nbs/05b_experiments/09_photos.ipynb #5f9055d0
 def weights_title(backbone: str, weights: str, run: str) -> str:
     "What a table calls the weights of a backbone; `run` is the folder of its training, if there was one."
     before = 'the drawn world' if backbone == 'tiny' else 'publication'
@@ -108,7 +108,7 @@ def recall_by_photo(ranks: dict, owner, way: str, k: int = 10) -> np.ndarray:  #
     photo = owner if way == 'text to image' else np.arange(len(ranks[way]))
     return pd.Series(100.0 * (ranks[way] <= k)).groupby(photo).mean().to_numpy()
 
-
+# %% ../../nbs/05b_experiments/09_photos.ipynb #fbc6cedf
 def direction_curves(ranks: dict, owner):
     "Recall at every k in both directions; `ranks`: title -> what `retrieval_ranks` gives."
     fig, axes = page(2.7, cols=2, sharey=True)
@@ -124,7 +124,7 @@ def direction_curves(ranks: dict, owner):
     axes[1].legend(loc='upper left')
     return fig
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #ee726a44
+# %% ../../nbs/05b_experiments/09_photos.ipynb #1ef2e531
 def caption_strip(pairs: PhotoPairs, image, text, q: int, rank: int, n: int = 6) -> dict:  # a row of `show_grid`
     "The first `n` photographs of caption `q`, its own at the end if it is not among them; features (N,D), (M,D)."
     scores, own = l2_normalize_array(image) @ l2_normalize_array(text[q]), pairs.owner[q]
@@ -145,7 +145,7 @@ def caption_strips(pairs: PhotoPairs, image, text, ranks):
     some = [order[int(f * (len(order) - 1))] for f in (0, 0.5, 1)]
     return show_grid([caption_strip(pairs, image, text, q, ranks[q]) for q in some], height=1.05)
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #73c00de8
+# %% ../../nbs/05b_experiments/09_photos.ipynb #0968576c
 def describe_composed(queries: pd.DataFrame) -> pd.DataFrame:
     "Number and an example of the composed queries of each kind."
     rows = []
@@ -184,7 +184,7 @@ def composed_search(model, index: PhotoIndex, queries: pd.DataFrame) -> Composed
     named = queries.who + ' ' + queries.condition
     return ComposedSearch(index, queries, text_features(model, sorted({*queries.condition, *named, *queries.instead})))
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #c85ee860
+# %% ../../nbs/05b_experiments/09_photos.ipynb #02674af5
 def validation_weight(photos: CaptionedPhotos, model, weights, **rule) -> float:
     "The best weight of the words on the validation split; 0.5 if there are no photographs or queries to choose by."
     if photos.held_out.split != 'test' or 'val' not in photos.held_out.splits:
@@ -211,7 +211,7 @@ def method_precisions(search: ComposedSearch, curve: pd.DataFrame, weight: float
     by_text = search.precision(search.words(named))
     return {title: curve[w] for title, w in weights.items()} | {'text search: who + words': by_text}
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #acb4e61d
+# %% ../../nbs/05b_experiments/09_photos.ipynb #4e81828c
 def precision_rows(precisions: dict, kinds: list, protocol: Protocol, seed: int = 0, **labels) -> pd.DataFrame:
     "Result rows: precision at 10 of each method, by kind and of all queries."
     rows = []
@@ -230,7 +230,7 @@ def precision_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = cells.pivot(index='method', columns='task', values='cell')
     return table.reindex(index=rows.method.unique(), columns=rows.task.unique()).reset_index()
 
-
+# %% ../../nbs/05b_experiments/09_photos.ipynb #c72eb93b
 def weight_figure(curves: dict, chance: float, seed: int = 0):
     "Precision over the weight of the words, with 95 % intervals; `curves`: title -> what `weight_curve` gives."
     import seaborn as sns  # takes a second to load
@@ -247,7 +247,7 @@ def weight_figure(curves: dict, chance: float, seed: int = 0):
     ax.grid(axis='y')
     return fig
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #c7663d94
+# %% ../../nbs/05b_experiments/09_photos.ipynb #cf62a1b3
 def subtraction_effect(search: ComposedSearch, weight: float, seed: int = 0) -> pd.DataFrame:
     "Precision of photo + words and of photo − word + word; no line if no reference shows another condition."
     sub = search.queries[search.queries.instead != ''].reset_index(drop=True)
@@ -272,7 +272,7 @@ def composed_strip(search: ComposedSearch, pairs: PhotoPairs, q, weight: float, 
         title=f'this {q.who} + “{q.condition}”',
     )
 
-# %% ../../nbs/05b_experiments/09_photos.ipynb #7727e972
+# %% ../../nbs/05b_experiments/09_photos.ipynb #7c544287
 def result_text(rows: pd.DataFrame, **where) -> str:
     "The value of the first result row with these labels, in percent, with its interval."
     r = rows[np.logical_and.reduce([rows[c] == v for c, v in where.items()])].iloc[0]
