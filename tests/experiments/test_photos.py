@@ -1,7 +1,7 @@
 "The chapters on a folder of photographs: a small damaged folder, order of experiments, parameters."
 
-import json, re
-import numpy as np, pandas as pd, pytest
+import json
+import pandas as pd, pytest
 from PIL import Image, ImageDraw
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
 from cis_nb.core.store import project_root
@@ -151,39 +151,3 @@ def test_the_one_combiner_is_one_of_the_twelve():
         k: twelve[k] for k in one if k in twelve and k != 'attributes'
     }
     assert (one['warmup'], one['eval_every']) == (twelve['steps'] // 10, twelve['steps'] // 4)
-
-
-def cells_of(name, *starts):
-    "The code cells of a chapter that hold these words."
-    cells = [
-        ''.join(c['source'])
-        for c in json.loads((project_root() / 'nbs' / f'{name}.ipynb').read_text())['cells']
-        if c['cell_type'] == 'code'
-    ]
-    return [next(c for c in cells if s in c) for s in starts]
-
-
-def test_kinds_of_conditions_and_what_captions_say():
-    space = dict(re=re, relations=pd.DataFrame(dict(relation=['in'], kind=['relation'])), np=np)
-    exec(cells_of('06_evaluation/photos_combiner', 'def kind_of')[0], space)
-    assert [
-        space['kind_of'](*r)
-        for r in (
-            ('next to', 'relation'),
-            ('In', 'relation'),
-            ('wearing', 'relation'),
-            ('jumps over', 'relation'),
-            ('is', 'attribute'),
-        )
-    ] == ['where', 'where', 'has', 'does', 'is']
-    lines = {'a': ['A dog , in the Snow .', 'snowy hills'], 'b': ['Snow !', 'snow']}
-    space.update(
-        every=pd.DataFrame(dict(captions=list(lines.values())), index=list(lines)),
-        said={k: ' '.join(re.sub(r'[^a-z0-9 -]', ' ', ' . '.join(c).lower()).split()) for k, c in lines.items()},
-    )
-    exec(cells_of('06_evaluation/photos_combiner', 'def names')[0].split('\nsome =')[0], space)
-    assert (
-        space['names']('a', 'snow')
-        and not space['names']('a', 'hill')
-        and [space['times'](k, 'Snow') for k in 'ab'] == [1, 2]
-    )
