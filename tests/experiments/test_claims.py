@@ -1,6 +1,7 @@
 "Claims: every one has a test or waits; verdicts follow planted numbers."
 
 from types import SimpleNamespace
+import re
 import numpy as np, pandas as pd, pytest
 from projects import ROOT
 from cis_nb.experiments import claims as cl
@@ -19,14 +20,19 @@ def test_every_claim_has_a_test_or_waits():
     assert set(cl.waits_for()) < ids and sorted(ids - set(cl.waits_for())) == sorted(cl.TESTED)
 
 
+def with_library(name: str) -> str:
+    "The text of a page and of the library pages on experiments that it imports."
+    page = (ROOT / 'nbs' / f'{name}.ipynb').read_text(encoding='utf-8')
+    modules = set(re.findall(r'from cis_nb\.experiments\.(\w+) import', page))
+    return page + ''.join((ROOT / f'cis_nb/experiments/{m}.py').read_text(encoding='utf-8') for m in modules)
+
+
 def test_every_test_of_a_claim_is_an_experiment_that_speaks_of_it():
     for i, where in cl.by_claim(cl.TESTED_BY).items():
         profile, name = where.split('/', 1)
         assert (ROOT / 'params' / profile / f'{name}.yaml').exists(), where
         own = name.split('/')[-1] in ('genecis', 'composed_retrieval', 'claims')  # tested in the library page on claims
-        assert i in (ROOT / 'nbs' / f'{"05b_experiments/08_claims" if own else name}.ipynb').read_text(
-            encoding='utf-8'
-        ), f'{where} says nothing of {i}'
+        assert i in with_library('05b_experiments/08_claims' if own else name), f'{where} says nothing of {i}'
 
 
 def test_a_claim_without_a_test_says_what_kind_of_thing_it_waits_for(tmp_path):
