@@ -81,6 +81,11 @@ class MatrixRun:
         return {e.method.name: e.method.title for e in self.entries}
 
     @property
+    def protocols(self) -> list:
+        "The protocols of all tasks, for the line under a table."
+        return [task.protocol for b in self.benchmarks.values() for task in b.tasks.values()]
+
+    @property
     def sets(self) -> dict:  # name -> Task
         "The tasks of all benchmarks."
         return {name: task for b in self.benchmarks.values() for name, task in b.tasks.items()}

@@ -8,7 +8,7 @@ __all__ = ['IMAGE_ONLY', 'TEXT_ONLY', 'IMAGE_TEXT', 'IMAGE_TEXT_NORMALISED', 'RA
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #0ef5fdc5
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Callable
@@ -19,7 +19,7 @@ import torch
 from .. import api
 from ..api import Plugin
 from ..backbones.features import TextMemory, l2_normalize
-from ..core.code import code_version
+from ..core.code import code_version, held_state
 from ..core.store import fingerprint
 from ..retrieval.ranking import cosine_scores
 
@@ -76,8 +76,9 @@ class FeatureMethod:
         return fingerprint([self.name, self.backbone.fingerprint, self.run, self.settings(), code_version(type(self))])
 
     def settings(self) -> dict:
-        "What a subclass adds to the fingerprint."
-        return {}
+        "What a subclass adds to the fingerprint: its own fields, unless its run decides them."
+        mine = {f.name for f in fields(self)} - {f.name for f in fields(FeatureMethod)}
+        return {} if self.run else {name: held_state(getattr(self, name)) for name in sorted(mine)}
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         "Embeddings (B,D), l2-normalised, of raw reference features (B,D) and B texts."
@@ -119,11 +120,8 @@ class FusionMethod(FeatureMethod):
     fuse: Callable  # (B,D), (B,D) -> (B,D)
 
     def settings(self) -> dict:
-        "The rule's code, what it was given and what it has learned: two weights of a sum are two methods."
-        given = (self.fuse.args, self.fuse.keywords) if isinstance(self.fuse, partial) else ()
-        weights = self.fuse.state_dict() if isinstance(self.fuse, torch.nn.Module) else {}
-        learned = {k: v.detach().cpu().numpy() for k, v in weights.items()}
-        return dict(rule=code_version(self.fuse), given=repr(given), learned=fingerprint(learned))
+        "The rule's code and all that it holds: two weights of a sum are two methods."
+        return dict(rule=held_state(self.fuse))
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         return self.fuse(ref, self.read(texts))

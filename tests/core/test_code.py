@@ -55,3 +55,32 @@ def test_a_helper_that_changes_changes_the_key_and_an_unrelated_module_does_not(
 def test_the_closure_of_a_builder_holds_its_helpers(module, helpers):
     closure = import_closure([f'cis_nb.{module}'])
     assert {f'cis_nb.{h}' for h in helpers.split()} <= set(closure) and 'cis_nb.book.site' not in closure
+
+
+OUTSIDE = '''
+import outside_package.first.rules as first, outside_package.second.rules as second
+from cis_nb.core.code import code_version
+
+print(code_version(first.rule))
+'''
+
+
+def test_every_file_of_a_package_from_outside_counts(tmp_path):
+    "Two files of one name in two folders are two files."
+    for folder in ('first', 'second'):
+        (tmp_path / 'outside_package' / folder).mkdir(parents=True)
+        (tmp_path / 'outside_package' / folder / 'rules.py').write_text('def rule(a, b):\n    return a + b\n')
+    (tmp_path / 'outside_package/__init__.py').write_text('')
+
+    def version():
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+        return subprocess.run(
+            [sys.executable, '-c', OUTSIDE], env=env, capture_output=True, text=True, check=True
+        ).stdout
+
+    before = version()
+    assert version() == before
+    for folder in ('first', 'second'):
+        append(tmp_path / 'outside_package' / folder / 'rules.py', 'WEIGHT = 2\n')
+        assert version() != before
+        before = version()
