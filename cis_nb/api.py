@@ -221,6 +221,7 @@ class Plugin:
     color: str = 'grey'  # in figures
     paper_row: str = ''  # its name in the tables of `cis_nb/paper`
     variants: dict = {}  # further names in tables -> Style
+    reading: str = ''  # markdown: what the numbers of its training page mean
     Config: type = TrainingConfig
 
     @property

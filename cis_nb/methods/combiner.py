@@ -505,6 +505,11 @@ class CombinerPlugin(Plugin):
     "Triplets, mined from captions or of CIRR, and a Combiner over them."
 
     name, title, color, Config = 'combiner', 'Combiner (mined)', 'red', CombinerConfig
+    reading = (
+        '*Before* is an untrained network; with `start: sum` it is a weighted sum of the two features, so *after* shows '
+        'what was learned beyond the sum. Held-out triplets are a hard benchmark: many images fit a short condition and '
+        'one counts as the target. Where the curve is flat within its interval, the chosen step is chance.'
+    )
     paper_row = 'Combiner (GeneCIS)'
     variants = {
         'combiner_cirr': Style('Combiner (CIRR)', '#8B5A2B', 'Combiner'),

@@ -27,7 +27,15 @@ from ..data.augmentation import stored_size
 from ..data.image_sources import folder_images
 from ..data.datasets import captions_root
 from ..data.roots import cirr_root
-from .pseudo_words import PROMPT, Phi, Prompt, PseudoWord, PseudoWordObjective, load_pseudo_word
+from cis_nb.methods.pseudo_words import (
+    PROMPT,
+    PSEUDO_WORD_READING,
+    Phi,
+    Prompt,
+    PseudoWord,
+    PseudoWordObjective,
+    load_pseudo_word,
+)
 from ..mining.captions import read_captions
 from ..mining.corpora import KEYS, MASKINGS, Corpus, corpus_folder, normalize_caption, sources_of
 
@@ -232,6 +240,7 @@ class LinCIRPlugin(Plugin):
     "A corpus of captions, and a φ that fills the gaps of their keywords."
 
     name, title, color, Config = 'lincir', 'LinCIR', 'purple', LinCIRConfig
+    reading = PSEUDO_WORD_READING
 
     def inputs(self, backbone, config) -> list:
         return [corpus_of(config), load_cirr(cirr_root(config.data, config.cirr)).key]

@@ -16,6 +16,7 @@ from ..data.roots import cirr_root
 from .contrastive import all_gather_with_grad, info_nce
 from cis_nb.methods.pseudo_words import (
     PROMPT,
+    PSEUDO_WORD_READING,
     Mapper,
     Prompt,
     PseudoWord,
@@ -64,6 +65,7 @@ class Pic2WordPlugin(Plugin):
     "Images, and a mapping network that turns each into a word."
 
     name, title, color, Config = 'pic2word', 'Pic2Word', 'sky', Pic2WordConfig
+    reading = PSEUDO_WORD_READING
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.photos)

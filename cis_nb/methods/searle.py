@@ -27,6 +27,7 @@ from ..backbones.features import fill_blocks, precision, text_features
 
 from cis_nb.methods.pseudo_words import (
     PROMPT,
+    PSEUDO_WORD_READING,
     Phi,
     Prompt,
     PseudoWord,
@@ -438,6 +439,7 @@ class SearlePlugin(Plugin):
     "Images, words found for them by search, and a φ that learns these words."
 
     name, title, color, Config = 'searle', 'SEARLE', 'ink', SearleConfig
+    reading = PSEUDO_WORD_READING
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.photos)
