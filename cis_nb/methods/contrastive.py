@@ -223,8 +223,8 @@ class ContrastivePlugin(Plugin):
     name, title, color, Config = 'contrastive', 'Contrastive', 'grey', TrainingConfig
     reading = (
         'A short run shows that every part works: the loss falls and retrieval rises above chance. A CLIP trained on '
-        'the world learns background and colour first, patterns and shapes of small objects much later. How good it gets '
-        'takes the long runs of the profile `full`.'
+        'the world learns background and colour first, patterns and shapes of small objects much later. How good it '
+        'gets takes the long runs of the profile `full`.'
     )
 
     def inputs(self, backbone, config) -> list:
