@@ -514,15 +514,25 @@ def _matrix_columns(table: pd.DataFrame) -> list:
             some = some[some.protocol == _main_protocol(some)]
             protocol = f'{backbone}; {", ".join(some.protocol.unique())}; {page}'
             values = some.groupby('method', sort=False).value.mean()
-            out.append(dict(title=main.title, page=page, protocol=protocol, values=values))
+            out.append(dict(title=main.title, page=page, backbone=backbone, protocol=protocol, values=values))
     return out
+
+
+def _one_column_a_benchmark(columns: list) -> list:
+    "Of the pages with one benchmark and backbone the page that compares most methods, of equal ones the first."
+    widest = {}
+    for c in columns:
+        key = c['title'], c['backbone']
+        if key not in widest or len(c['values']) > len(widest[key]['values']):
+            widest[key] = c
+    return list(widest.values())
 
 
 def method_matrix(table: pd.DataFrame) -> str:
     "Methods against benchmarks as HTML, from the results of the evaluations; nothing where there are none."
     if 'method' not in table:
         return ''
-    columns = _matrix_columns(table[table.experiment.str.startswith('06_')])
+    columns = _one_column_a_benchmark(_matrix_columns(table[table.experiment.str.startswith('06_')]))
     methods = list(dict.fromkeys(m for c in columns for m in c['values'].index))
     rows = [
         dict(
@@ -584,8 +594,8 @@ def _toctree(names: list, found: dict) -> str:
 FRONT_TEXT = """# The CIS Book
 
 Conditional image similarity: a query is a reference image and a condition in words, and the answer is another image.
-This book rebuilds the benchmarks, methods, tables and figures of four papers as notebooks that run without a download.
-Every result names its protocol, number of queries, interval and run; the tables of the papers stand beside."""
+This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that run without a download.
+Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
 
 # %% ../../nbs/10_book/01_site.ipynb #d717d575
 def front_page(profile: str, found: dict, states: dict, names: list, src: Path, wall: float = 0) -> str:  # Markdown
@@ -594,7 +604,7 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     receipts = [json_or_empty(e.receipt) for e in found.values() if e.receipt.exists()]
     counts = map_counts(words, profile)
     matrix, figures = method_matrix(results(found, states)), _figures(found, states, src / 'extra' / 'figures')
-    note = 'Percent; mean over seeds. Columns may be of different worlds: compare methods within a column.'
+    note = 'Percent, mean over seeds, from the page that compares most methods. Compare within a column: worlds differ.'
     claims_page = _claims_receipt(found)[0]
     claims = f'Each claim with its test and effect: [claims]({claims_page}).'
     sections = [
