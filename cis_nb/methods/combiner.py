@@ -593,7 +593,7 @@ def training_rates(
     ways = {
         'stored features': lambda: CombinerLoss(backbone, net(), table, pictures, {}),
         'every image encoded again': lambda: Encoding(backbone, net(), table, pictures),
-        'both halves learn': lambda: CombinerLoss(backbone, net(), table, pictures, {}, tune='both'),
+        'both towers train': lambda: CombinerLoss(backbone, net(), table, pictures, {}, tune='both'),
     }
     rows = [
         dict(way=way, seconds=_median_step(make(), acc, adamw, update, batch_size, steps)) for way, make in ways.items()
