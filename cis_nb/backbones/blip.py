@@ -26,7 +26,7 @@ from .tokenizer import BOS, EOS, list_of_strings, tokenizer
 from .weights import OWN_FILE, file_shapes
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #0d891531
-CONFIG_FIELDS = ('num_attention_heads', 'hidden_act', 'layer_norm_eps')  # what the weights do not say
+CONFIG_FIELDS = ('num_attention_heads', 'hidden_act', 'layer_norm_eps')  # not stored with the weights
 
 
 class BlipVision(nn.Module):
@@ -65,7 +65,7 @@ class BlipModel(nn.Module):
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #d3736671
 def decode_ids(ids) -> str:  # ids of CLIP's vocabulary, without the two that frame a text
-    "The text that the ids stand for, in lower case."
+    "The text of the ids, in lower case."
     return re.sub(r'(?<=\d) (?=\d)', '', tokenizer().decode(ids)).strip()
 
 

@@ -36,7 +36,7 @@ def bpe(text: str) -> tuple:
 
 # %% ../../nbs/04a_backbones/01_tokenizer.ipynb #fb8047fa
 def list_of_strings(texts) -> list:
-    "`texts`, or a TypeError that says which of them is not a string."
+    "`texts`, or a TypeError that names the one that is not a string."
     if isinstance(texts, str):
         raise TypeError(f'texts must be a list of strings; one string was given: {texts[:80]!r}')
     for i, t in enumerate(texts):

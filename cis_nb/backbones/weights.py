@@ -130,7 +130,7 @@ def build_text_model(
 # %% ../../nbs/04a_backbones/00_weights.ipynb #f6e3686f
 @dataclass(frozen=True)
 class Weights:
-    "A backbone of the book: its architecture, where its weights are, and what the model must look like."
+    "A backbone of the book: its architecture, where its weights are, and the properties of the model."
 
     config: str  # open_clip's name of the architecture
     tag: str  # open_clip's name of the weights
@@ -220,7 +220,7 @@ def local_weights(path) -> Path:  # a .safetensors file
 # %% ../../nbs/04a_backbones/00_weights.ipynb #5d1fb577
 def hub_weights(
     name: str,  # of the backbone
-    wait: float = 5,  # seconds to wait for the hub's first answer
+    wait: float = 5,  # seconds to wait for the hub's first response
 ) -> Path:
     "The published weights: from the cache of this machine, else from the hub; else FileNotFoundError."
     w, cache = weights_of(name), constants.HF_HUB_CACHE

@@ -92,7 +92,7 @@ class Circo:
 
     split: str
     folder: Path  # of the data set
-    entries: list  # as they stand in the file
+    entries: list  # as read from the file
     answers: dict  # query id, as text -> ids of the right images; empty where they are secret
 
 
@@ -122,7 +122,7 @@ def read_circo(root, split: str = 'val') -> Circo:
         else {}
     )
     if known and set(known) != {str(i) for i in seen}:
-        raise ValueError(f'{apart}: these are not answers to the queries of {path}')
+        raise ValueError(f'{apart}: these are not targets of the queries of {path}')
     return Circo(split, folder, entries, known)
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #78f08dd5
@@ -195,15 +195,15 @@ def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple 
     c = read_circo(root, split)
     if not c.answers:
         raise ValueError(
-            f'{c.folder}: the answers to {split} are not here, only its server knows them; '
+            f'{c.folder}: the targets of {split} are not public, only its server knows them; '
             '`circo_ranked_lists` makes what the server wants'
         )
     names = circo_image_names(c)
     paths = circo_image_paths(c, names)
     if not paths:
         need_file(c.folder / 'COCO2017_unlabeled/unlabeled2017' / next(iter(names.values())), **CIRCO_IMAGES)
-    said = f'all {len(names):,} unlabeled images'
-    protocol = Protocol('circo', gallery=said, prompt=prompt, reference='kept', split=split)
+    described = f'all {len(names):,} unlabeled images'
+    protocol = Protocol('circo', gallery=described, prompt=prompt, reference='kept', split=split)
     s = _images(c, names, paths)
     b = Task('circo', 'circo', _queries(c), s.load, protocol, s.ids, s.ids, s.key, ('map',), tuple(ks))
     return b.restrict(paths)
@@ -278,7 +278,7 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #218874b2
 def check_circo_submission(path, c: Circo, gallery=None) -> dict:
-    "The content of a submission; an error that says what the server would refuse."
+    "The content of a submission; raises ValueError for what the server would refuse."
     try:
         s = json.loads(Path(path).read_text(encoding='utf-8'))
     except ValueError as e:
@@ -298,9 +298,9 @@ def write_circo_submission(lists: dict, path, c: Circo, gallery=None) -> Path:
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #b2a6da5f
 def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value in percent, n
-    "What the server would answer, where the right images are known: mAP@K, and R@K of the one target."
+    "The scores of the server, where the right images are known: mAP@K, and R@K of the one target."
     if not c.answers:
-        raise ValueError(f'{c.folder}: the answers to {c.split} are not here, only its server can score {path}')
+        raise ValueError(f'{c.folder}: the targets of {c.split} are not public, only its server can score {path}')
     s = check_circo_submission(path, c)
 
     def place(found, i):
@@ -315,7 +315,7 @@ def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value 
 
 
 def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  # query id -> ids
-    "The first 50 images of each query, whose answers need not be known; scores must be finite."
+    "The first 50 images of each query, whose targets need not be known; scores must be finite."
     names = circo_image_names(c)
     images = _images(c, names, circo_image_paths(c, names))
     index, references = method.encode_gallery(images).index, [str(e['reference_img_id']) for e in c.entries]

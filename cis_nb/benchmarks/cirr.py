@@ -44,7 +44,7 @@ CIRR_ANNOTATIONS = dict(
 )
 CIRR_IMAGES = dict(
     what='CIRR images',
-    where='https://github.com/Cuberick-Orion/CIRR (they are images of NLVR2, to be asked for)',
+    where='https://github.com/Cuberick-Orion/CIRR (they are images of NLVR2, available on request)',
     licence='NLVR2, research only',
     size='21,551 PNG files',
 )
@@ -108,7 +108,7 @@ class Cirr:
 
     split: str
     folder: Path  # of the data set
-    entries: list  # as they stand in the file
+    entries: list  # as read from the file
     files: dict  # name -> path below the folder
     answers: dict  # pair number, as text -> name of the target; empty where it is secret
 
@@ -152,7 +152,7 @@ def read_cirr(root, split: str = 'val') -> Cirr:
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #f9335ed8
 def _soft(entries) -> list:  # (what, how many)
-    "What `target_soft` says."
+    "The ratings of `target_soft`."
     scores = Counter(v for e in entries for v in e.get('target_soft', {}).values())
     own = [e.get('target_soft', {}).get(e.get('target_hard')) for e in entries]
     rows = [(f'names in target_soft with score {s}', n) for s, n in sorted(scores.items(), reverse=True)]
@@ -174,7 +174,7 @@ def _soft(entries) -> list:  # (what, how many)
 def audit_cirr(root, split: str = 'val') -> pd.DataFrame:  # what, count, percent
     "Count what the annotations of a split hold; percent is of the queries, or of the images."
     c = read_cirr(root, split)
-    E, references, asked = (
+    E, references, texts = (
         c.entries,
         {e['reference'] for e in c.entries},
         Counter((e['reference'], e['caption']) for e in c.entries),
@@ -182,7 +182,7 @@ def audit_cirr(root, split: str = 'val') -> pd.DataFrame:  # what, count, percen
     rows = [
         ('queries', len(E)),
         ('sets of six that they come from', len({frozenset(e['img_set']['members']) for e in E})),
-        ('queries asked before, word for word', len(E) - len(asked)),
+        ('queries with reference and text of another', len(E) - len(texts)),
         ('queries without a word', sum(not e['caption'].strip() for e in E)),
         ('images', len(c.files)),
         ('images that are never a reference', len(set(c.files) - references)),
@@ -246,7 +246,7 @@ def load_cirr(
     task: str = 'full',
     gallery: str = 'split',
     prompt: str = '{condition}',
-    images: bool = True,  # False: look for no file, for features that come from elsewhere
+    images: bool = True,  # False: read no file, for features from elsewhere
     ks: tuple = None,  # those of `CIRR_KS` if not given
 ) -> Task:
     "The full or the subset task of CIRR, with what is there of its images."
@@ -260,11 +260,11 @@ def load_cirr(
             f'{c.folder}: the targets of {split} are not here, only its server knows them; '
             '`cirr_ranked_lists` makes what the server wants'
         )
-    q, shared, said, extra = _queries(c, task), None, 'the six of its set', ''
+    q, shared, described, extra = _queries(c, task), None, 'the six of its set', ''
     if task == 'full':
-        q, shared, said, extra = _full_gallery(c, gallery, q)
+        q, shared, described, extra = _full_gallery(c, gallery, q)
     paths = cirr_image_paths(c) if images else {}
-    protocol = Protocol(f'cirr/{task}', gallery=said, prompt=prompt, reference='removed', split=split, extra=extra)
+    protocol = Protocol(f'cirr/{task}', gallery=described, prompt=prompt, reference='removed', split=split, extra=extra)
     s = _images(c, paths)
     b = Task('cirr', task, q, s.load, protocol, s.ids, shared, s.key, ks=tuple(ks or CIRR_KS[task]))
     return b.restrict(paths or [need_file(c.folder / next(iter(c.files.values())), **CIRR_IMAGES)]) if images else b
@@ -391,7 +391,7 @@ def _once(items):
 
 
 def check_cirr_submission(path, c: Cirr) -> dict:
-    "The content of a submission; an error that says what the server would refuse."
+    "The content of a submission; raises ValueError for what the server would refuse."
     if (size := Path(path).stat().st_size) >= CIRR_MAX_BYTES:
         raise ValueError(f'{path}: {size:,} bytes; the server takes less than {CIRR_MAX_BYTES:,}')
     try:
@@ -420,7 +420,7 @@ def write_cirr_submission(lists, kind: str, path, c: Cirr) -> Path:
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #476e8616
 def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in percent, n
-    "What the server would answer, where the targets are known."
+    "The scores of the server, where the targets are known."
     if not c.answers:
         raise ValueError(f'{c.folder}: the targets of {c.split} are not here, only its server can score {path}')
     s = check_cirr_submission(path, c)

@@ -460,7 +460,7 @@ def split_folds(c: CaptionSet, n: int = 5) -> list:  # CaptionSet
     "The images in `n` parts, in their order; `ValueError` if a part would be too small for R@10."
     if len(c.images) < n * CAPTION_KS[-1]:
         raise ValueError(
-            f'{c.name}/{c.split}: {len(c.images)} pictures are too few for {n} parts of at least {CAPTION_KS[-1]}; '
+            f'{c.name}/{c.split}: {len(c.images)} images are too few for {n} parts of at least {CAPTION_KS[-1]}; '
             'ask with folds=0'
         )
     return [c.only(part.tolist()) for part in np.array_split(list(c.images), n)]
@@ -648,7 +648,7 @@ def caption_features(backbone, c: CaptionSet, root) -> tuple:
 def evaluate_captions(
     backbone, c: CaptionSet, root, truths: list, folds: int = 5, seed: int = 0, **labels
 ) -> tuple:  # rows, protocols, what was left out
-    "Caption retrieval of a backbone by every ground truth, from pictures below `root`."
+    "Caption retrieval of a backbone by every ground truth, from images below `root`."
     image, text, left, skipped = caption_features(backbone, c, root)
     _, truths, note = restrict_to_images(c, truths, left.images)
     defaults = dict(method=backbone.name, backbone=backbone.name)

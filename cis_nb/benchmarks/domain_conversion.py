@@ -25,14 +25,14 @@ from ..data.image_folders import Place, Skipped, is_image, folder_files
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #bfcc77e8
 @dataclass
 class Domains:
-    "Pictures by domain and class, and those that ask."
+    "Images by domain and class, and the reference images of the queries."
 
     name: str  # 'imagenet-r', or that of the folder
     folder: Path
     table: pd.DataFrame  # image, domain, label
     queries: pd.DataFrame  # image, label
     real: str  # the domain of the queries
-    places: dict  # image -> where its bytes are; only those that are here
+    places: dict  # image -> where its bytes are; only readable images
     left_out: Skipped
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #3052e273
@@ -43,7 +43,7 @@ DOMAIN_SOURCE = dict(
     size='1.5 MB',
 )
 DOMAIN_IMAGES = dict(
-    what='ImageNet-R, and the real pictures of ImageNet val in imgnet/real',
+    what='ImageNet-R, and the real images of ImageNet val in imgnet/real',
     where='https://github.com/hendrycks/imagenet-r and https://image-net.org',
     licence='research use',
     size='2 GB and 6 GB',
@@ -94,7 +94,7 @@ def _names(folder: Path) -> dict:  # number -> name
             raise ValueError(f'{where}: expected a number and a name')
     names = {int(number): name.strip() for _, number, name in pairs}
     if len(names) < len(pairs) or len(set(names.values())) < len(pairs):
-        raise ValueError(f'{path}: a number or a name stands there twice')
+        raise ValueError(f'{path}: a number or a name is repeated')
     if REAL not in names:
         raise ValueError(f'{path}: the real domain, number {REAL}, has no name')
     return names
@@ -113,7 +113,7 @@ def lists_folder(root) -> Path:
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c89c2926
 def read_lists(root) -> Domains:
-    "The official lists in `imgnet/` or `imgnet_lists/` below `root` or in `root` itself; no picture is needed."
+    "The official lists in `imgnet/` or `imgnet_lists/` below `root` or in `root` itself; no image is needed."
     folder = lists_folder(root) or Path(root) / 'imgnet'
     asking, gallery = (
         _list(need_file(folder / f, **DOMAIN_SOURCE)) for f in ('imgnet_real_query.txt', 'imgnet_targets.txt')
@@ -128,13 +128,13 @@ def read_lists(root) -> Domains:
         image, domain = wrong.image.iloc[0], wrong.domain.iloc[0]
         raise ValueError(
             f'{folder / "imgnet_real_query.txt"}: {image!r} is of domain {names.get(domain, domain)}; '
-            'only real pictures ask'
+            'references must be real images'
         )
     both = asking.merge(gallery, on='image', suffixes=('', '_there'))
     if len(wrong := both[(both.label != both.label_there) | (both.domain_there != REAL)]):
         first = wrong.iloc[0]
         raise ValueError(
-            f'{path}: {first.image!r} asks with class {first.label}, and has the label '
+            f'{path}: {first.image!r} is a reference of class {first.label}, and has the label '
             f'{first.domain_there * STEP + first.label_there} here'
         )
     here = {
@@ -162,20 +162,20 @@ ASKING = ('real', 'photo', 'photos', 'photograph', 'photographs')
 
 
 def read_folders(root, real: str = '') -> Domains:
-    "All pictures in `domain/class/` below `root`, those in its tars included."
+    "All images in `domain/class/` below `root`, those in its tars included."
     left, rows = Skipped(), []
-    found = folder_files(need_file(root, 'pictures in domain/class/'), left)
+    found = folder_files(need_file(root, 'images in domain/class/'), left)
     for name in found:
         if not is_image(name):
-            left.add('file that is no picture', name)
+            left.add('file that is no image', name)
         elif len(parts := PurePosixPath(name).parts) < 3:
-            left.add('picture that is not in a folder domain/class/', name)
+            left.add('image that is not in a folder domain/class/', name)
         else:
             rows.append((name, parts[-3], parts[-2], parts[:-3]))
     t = pd.DataFrame(rows, columns=['image', 'domain', 'label', 'above'])
     if t.empty:
         raise ValueError(
-            f'{root}: no picture in a folder domain/class/; left out: {left.counts() or "nothing, it is empty"}'
+            f'{root}: no image in a folder domain/class/; left out: {left.counts() or "nothing, it is empty"}'
         )
     if t.above.nunique() > 1:
         folders = ', '.join('/'.join(above) or '.' for above in sorted(set(t.above))[:3])
@@ -210,7 +210,7 @@ def domains_of(D: Domains) -> list:
 
 
 def impossible(D: Domains, domain: str) -> pd.DataFrame:  # image, label
-    "The queries whose class has no picture in that domain."
+    "The queries whose class has no image in that domain."
     return D.queries[
         ~D.queries.label.isin(set(D.table.label[D.table.domain == one_of('domain', domain, domains_of(D))]))
     ]
@@ -223,24 +223,24 @@ def best_possible(D: Domains, domain: str, k: int) -> float:  # in percent
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #03227874
 def audit_domains(D: Domains) -> pd.DataFrame:
-    "What there is in each domain, and what no method can reach."
+    "Images, classes and impossible queries of each domain, and the best possible recall."
     rows = []
     for d in sorted(domains_of(D), key=lambda d: -(D.table.domain == d).sum()) + [D.real]:
-        t, asked = D.table[D.table.domain == d], d != D.real
+        t, has_queries = D.table[D.table.domain == d], d != D.real
         rows.append(
             (
                 d,
                 len(t),
                 t.label.nunique(),
                 D.queries.label.nunique() - len(set(t.label) & set(D.queries.label)),
-                *((len(impossible(D, d)), *(best_possible(D, d, k) for k in (10, 50))) if asked else (None,) * 3),
+                *((len(impossible(D, d)), *(best_possible(D, d, k) for k in (10, 50))) if has_queries else (None,) * 3),
             )
         )
     return pd.DataFrame(
         rows,
         columns=[
             'domain',
-            'pictures',
+            'images',
             'classes',
             'classes absent',
             'impossible queries',
@@ -268,7 +268,7 @@ METRICS['set_recall'] = set_recall  # so that `evaluate` knows it
 
 
 def domain_queries(D: Domains, domain: str) -> pd.DataFrame:
-    "One row per real picture whose class occurs in the domain; rows of a class share the list of answers."
+    "One row per real image whose class occurs in the domain; rows of a class share the list of targets."
     right = D.table[D.table.domain == domain].groupby('label', sort=False).image.apply(list)
     able = D.queries[D.queries.label.isin(right.index)]
     return pd.DataFrame(
@@ -302,9 +302,9 @@ def _key(D: Domains) -> str:
     )
 
 
-def _extra(D: Domains, asked: list) -> str:
-    "What a protocol says of impossible queries and of files left out."
-    without = [f'{n:,} for {d}' for d in asked if (n := len(impossible(D, d)))]
+def _extra(D: Domains, chosen: list) -> str:
+    "The notes of a protocol on impossible queries and files left out."
+    without = [f'{n:,} for {d}' for d in chosen if (n := len(impossible(D, d)))]
     dropped = f'impossible queries dropped: {", ".join(without)} of {len(D.queries):,}' if without else ''
     out = f'{sum(D.left_out.counts().values())} files left out' if D.left_out else ''
     return '; '.join(filter(None, [dropped, out]))
@@ -313,14 +313,14 @@ def _extra(D: Domains, asked: list) -> str:
 def load_domains(
     D: Domains, domains=None, reference: str = 'removed', prompt: str = '{condition}', ks: tuple = (1, 10, 50)
 ) -> Task:
-    """Real pictures and the names of `domains` (all, if not given), with the pictures that are here.
+    """Real images and the names of `domains` (all, if not given), with the images in the folder.
 
     The metrics are the hit rate and the set recall; `task` of a query is its domain."""
-    asked = [one_of('domain', d, domains_of(D)) for d in domains or domains_of(D)]
-    q, gallery = pd.concat([domain_queries(D, d) for d in asked], ignore_index=True), list(D.table.image)
+    chosen = [one_of('domain', d, domains_of(D)) for d in domains or domains_of(D)]
+    q, gallery = pd.concat([domain_queries(D, d) for d in chosen], ignore_index=True), list(D.table.image)
     if q.empty:
         raise ValueError(
-            f'{D.folder}: no class of the {D.real} pictures occurs in {", ".join(asked)}, so there is nothing to ask'
+            f'{D.folder}: no class of the {D.real} images occurs in {", ".join(chosen)}, so there are no queries'
         )
     if not D.places:
         need_file(D.folder.parent / gallery[0], **DOMAIN_IMAGES)
@@ -330,7 +330,7 @@ def load_domains(
         prompt=prompt,
         reference=reference,
         split='test',
-        extra=_extra(D, asked),
+        extra=_extra(D, chosen),
     )
     images, metrics = list(dict.fromkeys([*q.reference, *gallery])), ('recall', 'set_recall')
     task = Task(protocol.benchmark, 'domains', q, _loader(D), protocol, images, gallery, _key(D), metrics, tuple(ks))
@@ -349,12 +349,12 @@ class DomainConversionPlugin(BenchmarkPlugin):
     main = {'domains/lists': MainMetric('Domain conversion R@10', 'mean', 'recall', 10)}
 
     def load(self, data='world', size=0, seed=0, real='', **options) -> Benchmark:
-        "`real`: the domain that asks; found by its name if not given."
+        "`real`: the domain of the reference images; found by its name if not given."
         return domain_benchmark(read_domains(dataset_root(self.name, data, size, seed), real), **options)
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #83d2920f
 def with_impossible(per_query: pd.DataFrame, D: Domains, bench: Task) -> pd.DataFrame:
-    "The lines of a result, and one without a rank for each impossible query whose picture is here, as published."
+    "The lines of a result, and one without a rank for each impossible query, as published."
     protocol = replace(
         bench.protocol,
         extra=bench.protocol.extra.replace('impossible queries dropped', 'impossible queries count as failures'),

@@ -41,7 +41,7 @@ FASHIONIQ_ANNOTATIONS = dict(
 )
 FASHIONIQ_IMAGES = dict(
     what='FashionIQ images',
-    where='https://github.com/XiaoxiaoGuo/fashion-iq (links to the pictures of a shop, many of them dead)',
+    where='https://github.com/XiaoxiaoGuo/fashion-iq (links to the images of a shop, many of them dead)',
     licence='of the shop that published them',
     size='74,000 JPEG files',
 )
@@ -56,11 +56,11 @@ def _entry_fault(e, secret: bool) -> str:
             return f'has no {field!r}'
         if type(e[field]) is not kind:
             return f'{field} is {e[field]!r}, not {kind.__name__}'
-    said = e['captions']
+    captions = e['captions']
     return (
         ''
-        if len(said) == 2 and all(isinstance(c, str) for c in said)
-        else f'captions must be two sentences, not {said!r}'
+        if len(captions) == 2 and all(isinstance(c, str) for c in captions)
+        else f'captions must be two sentences, not {captions!r}'
     )
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #d4fd594d
@@ -104,7 +104,7 @@ class FashionIQ:
     category: str
     split: str
     folder: Path  # of the data set
-    entries: list  # as they stand in the file
+    entries: list  # as read from the file
     names: list  # the images of the list
     targets: list  # of each entry; empty where they are secret
 
@@ -122,7 +122,7 @@ def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> Fashion
     folder, path, listed = _files(root, category, split)
     entries, names = _contents(path, listed, secret := split == 'test')
     if twice := [n for n, k in Counter(names).items() if k > 1]:
-        raise ValueError(f'{listed}: {twice[0]!r} stands there twice; {len(twice)} such')
+        raise ValueError(f'{listed}: {twice[0]!r} is repeated; {len(twice)} such')
     apart = folder / f'captions/answers.{category}.test.json'
     targets = [e['target'] for e in entries] if not secret else read_json(apart) if apart.exists() else []
     if targets and (not isinstance(targets, list) or len(targets) != len(entries)):
@@ -145,7 +145,7 @@ def audit_fashioniq(root, category: str = 'dress', split: str = 'val') -> pd.Dat
     "Count what a split of a category holds."
     _, *paths = _files(root, category, split)
     E, names = _contents(*paths, split == 'test')
-    said, references, listed, pairs = (
+    captions, references, listed, pairs = (
         [c for e in E for c in e['captions']],
         [e['candidate'] for e in E],
         set(names),
@@ -157,21 +157,21 @@ def audit_fashioniq(root, category: str = 'dress', split: str = 'val') -> pd.Dat
         ('different candidates', len(set(references))),
         ('images in the list', len(names)),
         ('of these, used by a query', len({*references, *targets} & listed)),
-        ('names that stand twice in the list', len(names) - len(listed)),
+        ('names that are repeated in the list', len(names) - len(listed)),
         ('candidates that are not in the list', sum(r not in listed for r in references)),
-        ('empty captions', sum(not tidy(c) for c in said)),
+        ('empty captions', sum(not tidy(c) for c in captions)),
         ('queries with two empty captions', sum(not any(map(tidy, e['captions'])) for e in E)),
-        ('captions with blanks at an end', sum(c != c.strip() for c in said)),
+        ('captions with blanks at an end', sum(c != c.strip() for c in captions)),
         ('queries whose captions are the same', sum(tidy(a) == tidy(b) for a, b in (e['captions'] for e in E))),
-        ('words in a caption, mean', float(np.mean([len(c.split()) for c in said]))),
+        ('words in a caption, mean', float(np.mean([len(c.split()) for c in captions]))),
     ]
     if targets:
         rows += [
             ('targets that are not in the list', sum(t not in listed for t in targets)),
             ('queries whose target is the candidate', sum(t == r for t, r in zip(targets, references))),
-            ('pairs asked before', len(E) - len(pairs)),
+            ('repeated pairs', len(E) - len(pairs)),
             (
-                'queries whose pair is asked the other way round too',
+                'queries whose pair also occurs in reverse',
                 sum(n for (r, t), n in pairs.items() if r != t and (t, r) in pairs),
             ),
         ]
@@ -201,16 +201,16 @@ TRAINED = ('forward', 'reverse', 'first', 'second')  # a quarter each, where tra
 
 
 def wordings(captions, order: str = 'both') -> list:  # one text, or two
-    "What a query says, from its two captions; an empty one leaves the other."
+    "The texts of a query from its two captions; an empty caption is left out."
     one_of('order', order, ORDERS)
-    said = [c for c in map(tidy, captions) if c]
-    forward, reverse = ' and '.join(said), ' and '.join(said[::-1])
+    texts = [c for c in map(tidy, captions) if c]
+    forward, reverse = ' and '.join(texts), ' and '.join(texts[::-1])
     return dict(
         forward=[forward],
         reverse=[reverse],
         both=list(dict.fromkeys([forward, reverse])),
-        first=said[:1],
-        second=said[-1:],
+        first=texts[:1],
+        second=texts[-1:],
     )[order]
 
 
@@ -242,7 +242,7 @@ def _queries(f: FashionIQ, order: str) -> pd.DataFrame:
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #ce416cc3
 def _notes(f: FashionIQ, names: list, paths) -> str:
-    "What a protocol says of queries with one caption, and of images that are not there; `paths` is None if unknown."
+    "The notes of a protocol on queries with one caption and on missing images; `paths` is None if unknown."
     alone = sum(not all(map(tidy, e['captions'])) for e in f.entries)
     missing = 0 if paths is None else len(names) - len(paths)
     notes = [
@@ -275,7 +275,7 @@ def load_fashioniq(
     order: str = 'both',
     reference: str = 'kept',
     prompt: str = '{condition}',
-    images: bool = True,  # False: look for no file, for features that come from elsewhere
+    images: bool = True,  # False: read no file, for features from elsewhere
     ks: tuple = (10, 50),
 ) -> Task:
     "One category of FashionIQ with what is there of its images; `order` is one of `ORDERS`."
@@ -285,12 +285,12 @@ def load_fashioniq(
         raise ValueError(
             f'{f.folder}: the {split} split of {category} has no targets, nobody has published them; evaluate on val'
         )
-    names, said = _gallery(f, gallery)
+    names, described = _gallery(f, gallery)
     paths = {n: p for n, p in fashioniq_image_paths(f).items() if n in set(names)} if images else {}
     if images and not paths:
         need_file(f.folder / f'images/{names[0]}.jpg', **FASHIONIQ_IMAGES)
     notes = _notes(f, names, paths if images else None)
-    protocol = Protocol(f'fashioniq/{category}', said, prompt, ORDERS[order], reference, split=split, extra=notes)
+    protocol = Protocol(f'fashioniq/{category}', described, prompt, ORDERS[order], reference, split=split, extra=notes)
     s = image_files(names, paths, lambda n: need_file(f.folder / f'images/{n}.jpg', **FASHIONIQ_IMAGES), 'fashioniq')
     task = Task('fashioniq', category, _queries(f, order), s.load, protocol, s.ids, s.ids, s.key, ks=tuple(ks))
     return task.restrict(paths) if images else task

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TASKS', 'TITLES', 'SCENES', 'KINDS', 'RELEASED', 'GENECIS_IMAGES', 'CROPS', 'gallery_size', 'image_key', 'parse_key',
            'item_fault', 'check_templates', 'write_templates', 'unpacked', 'read_json', 'read_templates', 'crop_box',
-           'square', 'crop', 'keys_of', 'audit', 'census', 'picture_files', 'templates_file', 'load_genecis',
+           'square', 'crop', 'keys_of', 'audit', 'census', 'image_file_names', 'templates_file', 'load_genecis',
            'GeneCISBenchmark', 'genecis_benchmark', 'show_template']
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #c4d986b0
@@ -146,7 +146,7 @@ def square(im: Image.Image) -> Image.Image:
 
 
 def crop(im: Image.Image, bbox, d=0.7, mode='official') -> Image.Image:
-    "One thing as the attribute tasks show it: cut out, squared, RGB."
+    "The crop of one object as the attribute tasks use it: cut out, squared, RGB."
     im = im if im.mode in ('L', 'RGB') else im.convert('RGB')
     return square(im.crop(crop_box(im.size, bbox, d, mode))).convert('RGB')
 
@@ -160,8 +160,8 @@ def _flaws(R, T, G, condition, seen, size):
     yield 'the target is in the gallery too', T in G
     yield 'the reference is in the gallery', R in G
     yield 'reference and target are the same image', R == T
-    yield 'an image stands in the gallery twice', len(set(G)) < len(G)
-    yield 'the same query was asked before', seen
+    yield 'an image is in the gallery twice', len(set(G)) < len(G)
+    yield 'the query is a duplicate', seen
     yield 'the gallery has another size', len(G) != size
     yield 'the condition is empty', not condition.strip()
     if '@' in R:
@@ -239,7 +239,7 @@ GENECIS_IMAGES = dict(
 )
 
 
-def picture_files(root, task: str) -> dict:  # file stem -> path
+def image_file_names(root, task: str) -> dict:  # file stem -> path
     "The photographs of a task that are below `root`."
     folders, about = GENECIS_IMAGES[task.split('_')[1]]
     found = {
@@ -310,7 +310,7 @@ def _loader(files: dict, crop_mode: str):
 def load_genecis(root, task: str, templates=None, crop_mode='official') -> Task:
     "A task with the images below `root`; its templates from there too, or from another folder."
     path = templates_file(templates or root, task)
-    q, files = _queries(read_templates(path), task), picture_files(root, task)
+    q, files = _queries(read_templates(path), task), image_file_names(root, task)
     kept = 'kept' if any(r in g for r, g in zip(q.reference, q.gallery)) else 'not in gallery'
     whole, source = task.endswith('object'), _source(path, task)
     annotations = 'val' if whole else 'train+val+test'  # that templates are built from

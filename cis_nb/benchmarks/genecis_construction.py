@@ -101,7 +101,7 @@ def _check_panoptic(path, seg, cats: dict, pixels: dict, n_images: int):
 
 
 def read_panoptic(root, count_pixels: bool = False) -> Scenes:
-    "COCO panoptic labels below `root` (or the JSON file itself); areas from the JSON or, if asked, from the masks."
+    "COCO panoptic labels below `root` (or the JSON file itself); areas from the JSON or, on request, from the masks."
     path = panoptic_file(root)
     data = read_json(path)
     try:
@@ -262,7 +262,7 @@ def build_object(task: str, scenes: Scenes, n: int, rules: Rules, seed=0) -> Bui
             else:
                 built.append(_object_template(scenes, near, k, *drawn))
     dropped = _object_dropped(near, rules)
-    dropped['templates asked for, but every choice is taken'] = n - len(built)
+    dropped['templates not built: every choice is taken'] = n - len(built)
     return BuiltTask(task, [t for t, _ in built], pd.DataFrame([d for _, d in built]), dropped)
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #a92ee7e3
@@ -361,7 +361,7 @@ def _grouped(labels, by) -> dict:
 
 @dataclass
 class LabelIndex:
-    "Labels in the order in which the construction asks for them."
+    "Labels in the order in which the construction reads them."
 
     photo: np.ndarray  # (N,) photograph of each instance, as a number
     object: np.ndarray  # (N,) object name, as a number
@@ -410,31 +410,31 @@ def _some(pool, n, rng):
     return rng.choice(pool, n, replace=False) if len(pool) >= n else None
 
 
-def _apart(pool, look, *others):
+def _apart(pool, index, *others):
     "Those of `pool` from other photographs than `others`."
-    return pool[~np.isin(look.photo[pool], look.photo[list(others)])]
+    return pool[~np.isin(index.photo[pool], index.photo[list(others)])]
 
 
-def _draw_focus(look, pair, rng):
+def _draw_focus(index, pair, rng):
     "Instances (reference, target, gallery) that share an attribute, and some known to lack it."
-    ref = int(rng.choice(look.has[pair]))
-    target = _some(_apart(look.has[pair], look, ref), 1, rng)
+    ref = int(rng.choice(index.has[pair]))
+    target = _some(_apart(index.has[pair], index, ref), 1, rng)
     if target is None:
         return None
-    gallery = _some(_apart(look.lacks[pair], look, ref, target[0]), KINDS['focus_attribute'][0][1], rng)
+    gallery = _some(_apart(index.lacks[pair], index, ref, target[0]), KINDS['focus_attribute'][0][1], rng)
     return None if gallery is None else (ref, int(target[0]), gallery)
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #b2217fe2
-def _draw_change(look, pair, type, rng):
+def _draw_change(index, pair, type, rng):
     "Instances (reference, target, gallery): one object with different attributes of a type, and distractors."
-    target = int(rng.choice(look.has[pair]))
-    ref = _some(_apart(np.setdiff1d(look.typed[pair[0], type], look.has[pair]), look, target), 1, rng)
+    target = int(rng.choice(index.has[pair]))
+    ref = _some(_apart(np.setdiff1d(index.typed[pair[0], type], index.has[pair]), index, target), 1, rng)
     if ref is None:
         return None
-    other = look.anyone[pair[1]]
-    pools = other[look.object[other] != look.number[pair[0]]], look.lacks[pair]
+    other = index.anyone[pair[1]]
+    pools = other[index.object[other] != index.number[pair[0]]], index.lacks[pair]
     sizes = [n for _, n in KINDS['change_attribute']]
-    parts = [_some(_apart(pool, look, target, ref[0]), n, rng) for pool, n in zip(pools, sizes)]
+    parts = [_some(_apart(pool, index, target, ref[0]), n, rng) for pool, n in zip(pools, sizes)]
     return None if any(p is None for p in parts) else (int(ref[0]), target, np.concatenate(parts))
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #b3187621
@@ -442,7 +442,7 @@ def _pair_tests(p: pd.DataFrame, focus: bool, rules: Rules) -> dict:
     "Reason -> the pairs (bool) that it does not exclude."
     if focus:
         return {
-            'pairs of a type that is not asked': ~p.type.isin(rules.exclude_types),
+            'pairs of an excluded type': ~p.type.isin(rules.exclude_types),
             'pairs seen in fewer than two photographs': p.photos >= 2,
             'pairs with fewer than 9 known to lack the attribute': p.lacks >= 9,
         }
@@ -453,13 +453,13 @@ def _pair_tests(p: pd.DataFrame, focus: bool, rules: Rules) -> dict:
     }
 
 
-def _possible(look, focus, rules) -> tuple:  # pairs, reason -> number excluded
+def _possible(index, focus, rules) -> tuple:  # pairs, reason -> number excluded
     "The pairs that can fill a template; each of the others is counted with the first reason."
-    ok, reasons = np.ones(len(look.pairs), bool), {}
-    for why, test in _pair_tests(look.pairs, focus, rules).items():
+    ok, reasons = np.ones(len(index.pairs), bool), {}
+    for why, test in _pair_tests(index.pairs, focus, rules).items():
         reasons[why] = int((ok & ~test).sum())
         ok &= test.to_numpy()
-    return look.pairs[ok], reasons
+    return index.pairs[ok], reasons
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #38563440
 def _by_type(pairs) -> dict:  # type -> attribute -> object names
@@ -474,12 +474,12 @@ def _next_pair(by_type, used, rng) -> tuple:  # type, attribute, object name
     return t, a, str(rng.choice(by_type[t][a]))
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #32067cb4
-def _draw_attribute(look, live, focus, n, rng, tries) -> tuple:
+def _draw_attribute(index, live, focus, n, rng, tries) -> tuple:
     "(reference, target, attribute) -> (gallery, details), and the failures of each type in a row."
     used, failed, drawn = Counter(), Counter(), {}
     while live and len(drawn) < n:
         t, a, name = _next_pair(live, used, rng)
-        new = _draw_focus(look, (name, a), rng) if focus else _draw_change(look, (name, a), t, rng)
+        new = _draw_focus(index, (name, a), rng) if focus else _draw_change(index, (name, a), t, rng)
         ok = new is not None and (*new[:2], a) not in drawn
         if ok:
             details = dict(condition=t if focus else a, shown=a, type=t, attribute=a, object=name)
@@ -494,9 +494,9 @@ def _draw_attribute(look, live, focus, n, rng, tries) -> tuple:
 
 def build_attribute(task: str, instances: AttributeInstances, n: int, rules: Rules, seed=0, tries=50) -> BuiltTask:
     "Up to `n` templates of Focus on an Attribute or Change an Attribute from VAW labels."
-    look, rng, focus = index_labels(instances), np.random.default_rng(seed), task.startswith('focus')
-    pairs, dropped = _possible(look, focus, rules)
-    drawn, failed = _draw_attribute(look, _by_type(pairs), focus, n, rng, tries)
+    index, rng, focus = index_labels(instances), np.random.default_rng(seed), task.startswith('focus')
+    pairs, dropped = _possible(index, focus, rules)
+    drawn, failed = _draw_attribute(index, _by_type(pairs), focus, n, rng, tries)
 
     def item(i):
         return {k: instances.table.at[i, k] for k in ('image_id', 'instance_bbox')}
@@ -506,7 +506,7 @@ def build_attribute(task: str, instances: AttributeInstances, n: int, rules: Rul
         gallery = [item(i) for i in gallery]
         templates.append(dict(reference=item(ref), target=item(target), gallery=gallery, condition=d['condition']))
     dropped[f'types without a new template in {tries} tries'] = sum(f >= tries for f in failed.values())
-    dropped['templates asked for, but not found'] = n - len(drawn)
+    dropped['templates not built: none found'] = n - len(drawn)
     return BuiltTask(task, templates, pd.DataFrame([d for _, d in drawn.values()]), dropped)
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #88fbf108
@@ -540,7 +540,7 @@ def _attribute_faults(t, d, look_at, types, focus):
         fits = a not in yes and bool(yes & set(types[d.type]))
     yield 'reference and target are different objects', name != target_name
     yield 'the target lacks the attribute', a not in target_yes or a not in types[d.type]
-    yield 'the condition is not what the task asks', t['condition'] != (d.type if focus else a)
+    yield 'the condition does not fit the task', t['condition'] != (d.type if focus else a)
     yield 'the reference does not fit', not fits
     yield 'a distractor is another object or is not labelled as lacking the attribute', not lacking
     if not focus:

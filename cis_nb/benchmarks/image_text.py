@@ -295,7 +295,7 @@ def _frequent_subjects(texts, conditions, top: int) -> list:
 
 
 def _targets_and_references(counts, who: str, word: str) -> tuple:
-    "Images whose captions contain both words, and images that show `who` (said twice, if possible) without `word`."
+    "Images whose captions contain both words, and images that show `who` (twice, if possible) without `word`."
     targets = [i for i, s in enumerate(counts) if s[who] and s[word]]
     references = [i for i, s in enumerate(counts) if s[who] >= min(2, max(s.values())) and not s[word]]
     return targets, references

@@ -117,7 +117,7 @@ TEXTS = ('adjective', 'adjective noun')
 
 
 def state_queries(table: pd.DataFrame, text: str = 'adjective') -> pd.DataFrame:
-    "One row per photograph and other adjective of its noun; rows with the same answer share its list."
+    "One row per photograph and other adjective of its noun; rows with the same targets share one list."
     if text not in TEXTS:
         raise ValueError(f'unknown text {text!r}; the choices are {", ".join(TEXTS)}')
     rows = []
@@ -137,23 +137,23 @@ def drawn(
 ) -> tuple:  # queries, what was drawn in words
     "At most `per_image` queries of each reference and `limit` in all (0: no bound), in the order of the whole."
     order = np.random.default_rng(seed).permutation(len(queries))
-    q, said = queries.iloc[order], []
+    q, limits = queries.iloc[order], []
     if per_image:
         q = q[q.groupby('reference').cumcount() < per_image]
-        said.append(f'at most {per_image} per photograph')
+        limits.append(f'at most {per_image} per photograph')
     if 0 < limit < len(q):
         q = q.head(limit)
-        said.append(f'at most {limit:,}')
+        limits.append(f'at most {limit:,}')
     return q.sort_index().reset_index(
         drop=True
-    ), f'{len(q):,} of {len(queries):,} queries drawn ({", ".join(said)}; seed {seed})' if said else ''
+    ), f'{len(q):,} of {len(queries):,} queries drawn ({", ".join(limits)}; seed {seed})' if limits else ''
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #3182f9e7
-def _extra(states: States, text: str, said: str) -> str:
-    "What a protocol says of the texts, of what was drawn, and of what was left out."
-    told = ('files that are not .jpg', 'test nouns without a folder')
-    left = '; '.join(f'{n:,} {why}' for why, n in states.left_out.items() if why in told)
-    parts = [f'text: {text}', 'any photograph of the right folder counts', said, left and f'left out: {left}']
+def _extra(states: States, text: str, described: str) -> str:
+    "The notes of a protocol on texts, on the draw and on files left out."
+    counted = ('files that are not .jpg', 'test nouns without a folder')
+    left = '; '.join(f'{n:,} {why}' for why, n in states.left_out.items() if why in counted)
+    parts = [f'text: {text}', 'any photograph of the right folder counts', described, left and f'left out: {left}']
     return '; '.join(filter(None, parts))
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #ae36bd3b
@@ -168,7 +168,7 @@ def load_mitstates(
 ) -> Task:
     "MIT-States retrieval on the test nouns; `per_image`, `limit` and `seed` draw a part of the queries."
     states = for_test(read_states(root))
-    q, said = drawn(state_queries(states.table, text), per_image, limit, seed)
+    q, described = drawn(state_queries(states.table, text), per_image, limit, seed)
     s = image_files(states.table.image, {i: states.folder / i for i in states.table.image}, None, 'mitstates')
     protocol = Protocol(
         'mitstates',
@@ -176,7 +176,7 @@ def load_mitstates(
         prompt=prompt,
         reference='removed',
         split='test',
-        extra=_extra(states, text, said),
+        extra=_extra(states, text, described),
     )
     return Task('mitstates', 'states', q, s.load, protocol, s.ids, s.ids, s.key, ks=tuple(ks))
 

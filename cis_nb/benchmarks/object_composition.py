@@ -30,7 +30,7 @@ FILE = dict(
     size='241 MB',
 )
 COMPOSITION_IMAGES = dict(
-    what='COCO 2017 pictures',
+    what='COCO 2017 images',
     where='http://images.cocodataset.org/zips/ (val2017.zip, train2017.zip)',
     licence='Flickr terms of use',
     size='1 GB and 18 GB',
@@ -59,7 +59,7 @@ def _shape_fault(s, W: int, H: int) -> str:
     if isinstance(s.get('counts'), str):
         return 'segmentation is compressed (counts is text); write it as a list of run lengths'
     if s.get('size') != [H, W]:
-        return f'segmentation has the size {s.get("size")}, the picture [{H}, {W}]'
+        return f'segmentation has the size {s.get("size")}, the image [{H}, {W}]'
     ok = (
         isinstance(s.get('counts'), list)
         and all(type(c) is int and c >= 0 for c in s['counts'])
@@ -88,28 +88,28 @@ def _fault(field: str, e) -> str:
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #ef817c42
 @dataclass
 class Instances:
-    "Pictures with objects, checked."
+    "Images with objects, checked."
 
     file: Path
-    pictures: dict  # image id -> entry
+    images: dict  # image id -> entry
     objects: dict  # image id -> its annotations
     names: dict  # category id -> name
-    places: dict  # file name -> where its bytes are; only those that are here
-    left_out: Skipped  # what a tar of pictures holds that cannot be used
+    places: dict  # file name -> where its bytes are; only files that were found
+    left_out: Skipped  # what a tar of images holds that cannot be used
 
 
-def _object_fault(o, pictures: dict, names: dict) -> str:
-    "What is wrong with an object beside its picture."
-    if o['image_id'] not in pictures:
+def _object_fault(o, images: dict, names: dict) -> str:
+    "What is wrong with an object beside its image."
+    if o['image_id'] not in images:
         return f'image_id {o["image_id"]} is not among the images'
     if o['category_id'] not in names:
         return f'category_id {o["category_id"]} is not among the categories'
-    W, H = (pictures[o['image_id']][k] for k in ('width', 'height'))
+    W, H = (images[o['image_id']][k] for k in ('width', 'height'))
     if len(o['bbox']) != 4 or not all(map(_number, o['bbox'])) or min(o['bbox'][2:]) < 0:
         return f'bbox needs [x, y, w, h], not {o["bbox"]!r}'
     x, y, w, h = o['bbox']
     if x >= W or y >= H or x + w < 0 or y + h < 0:
-        return f'bbox {o["bbox"]} lies outside the picture of {W} x {H}'
+        return f'bbox {o["bbox"]} lies outside the image of {W} x {H}'
     if o['iscrowd'] not in (0, 1):
         return f'iscrowd is {o["iscrowd"]}, not 0 or 1'
     return _shape_fault(o.get('segmentation'), W, H)
@@ -121,8 +121,8 @@ def _folder(root) -> Path:
     )
 
 
-def _pictures_in(folder: Path, split: str, left: Skipped) -> dict:  # file name -> place
-    "The pictures of a split, in its folder or in a tar beside it."
+def _images_in(folder: Path, split: str, left: Skipped) -> dict:  # file name -> place
+    "The images of a split, in its folder or in a tar beside it."
     if (there := folder / f'{split}2017').is_dir():
         return {f.name: Place(str(f)) for f in there.iterdir() if f.is_file()}
     return {
@@ -134,7 +134,7 @@ def _pictures_in(folder: Path, split: str, left: Skipped) -> dict:  # file name 
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #5f8d9eac
 def read_instances(root, split: str = 'val') -> Instances:
-    "The instances of a split, in `coco/` or `coco_mini/` below `root` or in `root` itself; no picture is needed."
+    "The instances of a split, in `coco/` or `coco_mini/` below `root` or in `root` itself; no image is needed."
     if split not in COMPOSITION_SPLITS:
         raise ValueError(f'unknown split {split!r}; the splits are {", ".join(COMPOSITION_SPLITS)}')
     folder, name = _folder(root), f'instances_{split}2017.json'
@@ -162,28 +162,28 @@ def read_instances(root, split: str = 'val') -> Instances:
             raise ValueError(f'{path}, annotations {n} (id {o["id"]}): {why}')
         objects[o['image_id']].append(o)
     left = Skipped()
-    return Instances(path, known['images'], objects, names, _pictures_in(folder, split, left), left)
+    return Instances(path, known['images'], objects, names, _images_in(folder, split, left), left)
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #883ce54c
 BAND = (0.05, 0.5)  # of the picture's area, open at both ends
 NOTHING, ALONE, SIZE = (
     f'pictures {why}'
     for why in ('without an object', 'in which nothing else can be named', 'without an object of the right size')
-)  # why a picture does not ask
+)  # why an image has no query
 
 
 def right_size(bbox, W: int, H: int, literal: bool = False) -> bool:
-    "Is a box of a size to be asked for?"
+    "Whether the area of a box is within the limits."
     return BAND[0] * (1 if literal else W * H) < bbox[2] * bbox[3] < BAND[1] * W * H
 
 
 def draw_objects(
     c: Instances, seed: int = 0, literal: bool = False
-) -> tuple:  # [(object, names of the other kinds)], reason -> how many pictures
-    "One object of each picture, and what else is there."
+) -> tuple:  # [(object, names of the other kinds)], reason -> number of images
+    "One object of each image, and the other kinds in it."
     drawn, out = [], dict.fromkeys((NOTHING, ALONE, SIZE), 0)
-    for i in sorted(c.pictures):
-        W, H = (c.pictures[i][k] for k in ('width', 'height'))
+    for i in sorted(c.images):
+        W, H = (c.images[i][k] for k in ('width', 'height'))
         fit = [
             o
             for o in sorted(c.objects[i], key=lambda o: o['id'])
@@ -200,7 +200,7 @@ def draw_objects(
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #d3d5098e
 def mask_of(o: dict, size: tuple, W: int, H: int) -> np.ndarray:  # (h,w) bool
-    "The mask of an object in a picture of `size` (w,h) that was annotated at W x H."
+    "The mask of an object in an image of `size` (w,h) that was annotated at W x H."
     w, h = size
     if isinstance(o['segmentation'], list):
         m = Image.new('1', size)
@@ -212,27 +212,27 @@ def mask_of(o: dict, size: tuple, W: int, H: int) -> np.ndarray:  # (h,w) bool
     return np.asarray(Image.fromarray(flat).resize(size, Image.NEAREST)) > 0
 
 
-def cut(picture: Image.Image, o: dict, W: int, H: int, masked: bool = True) -> Image.Image:
+def cut(image: Image.Image, o: dict, W: int, H: int, masked: bool = True) -> Image.Image:
     "An object on white, squashed to a square."
-    w, h = picture.size
+    w, h = image.size
     if masked:
-        picture = Image.fromarray(
-            np.where(mask_of(o, picture.size, W, H)[..., None], np.asarray(picture), 255).astype(np.uint8)
+        image = Image.fromarray(
+            np.where(mask_of(o, image.size, W, H)[..., None], np.asarray(image), 255).astype(np.uint8)
         )
     x, y, bw, bh = o['bbox']
     left, top = min(w - 1, max(0, math.floor(x * w / W))), min(h - 1, max(0, math.floor(y * h / H)))
     right, low = max(left + 1, min(w, math.ceil((x + bw) * w / W))), max(top + 1, min(h, math.ceil((y + bh) * h / H)))
     side = max(right - left, low - top)
-    return picture.crop((left, top, right, low)).resize((side, side), Image.BICUBIC)
+    return image.crop((left, top, right, low)).resize((side, side), Image.BICUBIC)
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #c2230982
 def audit_instances(c: Instances, seed: int = 0) -> pd.DataFrame:  # what, count
-    "What there is, and what becomes of it under both readings of the size."
-    every = [(o, c.pictures[i]) for i, some in c.objects.items() for o in some]
+    "Counts of images and objects, and of queries under both readings of the size."
+    every = [(o, c.images[i]) for i, some in c.objects.items() for o in some]
     share = np.array([o['bbox'][2] * o['bbox'][3] / (p['width'] * p['height']) for o, p in every if not o['iscrowd']])
     rows = [
-        ('pictures', len(c.pictures)),
-        ('pictures that are here', sum(p['file_name'] in c.places for p in c.pictures.values())),
+        ('images', len(c.images)),
+        ('images found', sum(p['file_name'] in c.places for p in c.images.values())),
         ('files of a tar left out', sum(c.left_out.counts().values())),
         ('objects', len(every)),
         ('crowds among them', len(every) - len(share)),
@@ -243,7 +243,7 @@ def audit_instances(c: Instances, seed: int = 0) -> pd.DataFrame:  # what, count
     for reading, literal in (('5 % to 50 %', False), ('literal', True)):
         drawn, out = draw_objects(c, seed, literal)
         rows += [(f'{reading}: queries', len(drawn)), *((f'{reading}: {why}', n) for why, n in out.items())]
-    small = [not right_size(o['bbox'], *(c.pictures[o['image_id']][k] for k in ('width', 'height'))) for o, _ in drawn]
+    small = [not right_size(o['bbox'], *(c.images[o['image_id']][k] for k in ('width', 'height'))) for o, _ in drawn]
     return pd.DataFrame(
         [*rows, ('literal: queries with an object below 5 %', sum(small))], columns=['what', 'count'], dtype=object
     )
@@ -257,7 +257,7 @@ COMPOSITION_KS = (1, 5, 10, 50, 100)
 
 def _loader(c: Instances, crops: dict, masked: bool):
     "File name, or file name and object, -> PIL image."
-    sizes = {p['file_name']: (p['width'], p['height']) for p in c.pictures.values()}
+    sizes = {p['file_name']: (p['width'], p['height']) for p in c.images.values()}
 
     def load(i):
         name = i.split('@')[0]
@@ -280,14 +280,14 @@ def _queries(c: Instances, drawn: list, named: bool) -> pd.DataFrame:
     "The objects drawn as the rows of a task."
     rows = []
     for o, others in drawn:
-        file = c.pictures[o['image_id']]['file_name']
+        file = c.images[o['image_id']]['file_name']
         own = [c.names[o['category_id']]] if named else []
         rows.append((f'{o["id"]}', f'{file}@{o["id"]}', ' and '.join([*own, *others]), [file]))
     return pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'targets'])
 
 
 def _extra(c: Instances, out: dict, seed: int, literal: bool, named: bool) -> str:
-    "What a protocol says of sizes, words, the draw, and what was left out."
+    "The notes of a protocol on sizes, words, the draw and images left out."
     above = 'objects above 0.05 pixels and below 50 % of the picture'
     parts = [
         above if literal else 'objects of 5 % to 50 % of the picture',
@@ -309,11 +309,11 @@ def load_composition(
     prompt: str = '{condition}',
     ks: tuple = None,  # as far as the gallery is large enough, those of `COMPOSITION_KS`
 ) -> Task:
-    "One object of each picture and the names of the others; the picture itself is wanted."
+    "One object of each image and the names of the others; the target is the image itself."
     c = read_instances(root, split)
     drawn, out = draw_objects(c, seed, literal)
     if not drawn:
-        raise ValueError(f'{c.file}: no picture has an object of the right size and another kind beside it: {out}')
+        raise ValueError(f'{c.file}: no image has an object of the right size and another kind beside it: {out}')
     q = _queries(c, drawn, named)
     gallery = [t for (t,) in q.targets]
     if not c.places.keys() & set(gallery):

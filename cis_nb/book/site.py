@@ -462,7 +462,7 @@ def _cards(found: dict, states: dict, receipts: list, counts: pd.DataFrame, wall
     )
 
 # %% ../../nbs/10_book/01_site.ipynb #1bd0aac0
-VERDICT_COLORS = {'reproduced': 'done', 'not reproduced': 'failed', 'cannot tell': 'earlier', 'undecided': 'earlier'}
+VERDICT_COLORS = {'reproduced': 'done', 'not reproduced': 'failed', 'undecided': 'earlier'}
 
 
 def _verdicts(found: dict) -> str:

@@ -322,7 +322,7 @@ def with_splits(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(split=named.replace('', 'unassigned'))
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #9c6faf15
-FOLDER_LAYOUTS = {  # name -> reader, and what it looks for
+FOLDER_LAYOUTS = {  # name -> reader, and the files it needs
     'photo and caption file side by side': (
         read_beside,
         'NAME.jpg with NAME.json {"captions": [...]} or NAME.txt, in folders or in .tar files',
@@ -337,12 +337,12 @@ FOLDER_LAYOUTS = {  # name -> reader, and what it looks for
 
 def _no_photos(root, found: dict, images: dict, skipped: Skipped) -> ValueError:
     "The error for a folder that cannot be read."
-    seen = '; '.join(f'{n} × {why}' for why, n in skipped.counts().items())
-    looked = '; '.join(f'({i}) {what}' for i, (_, what) in enumerate(FOLDER_LAYOUTS.values(), 1))
+    reasons = '; '.join(f'{n} × {why}' for why, n in skipped.counts().items())
+    layouts = '; '.join(f'({i}) {what}' for i, (_, what) in enumerate(FOLDER_LAYOUTS.values(), 1))
     return ValueError(
         f'{root}: no photos with captions found among {len(found)} files '
-        f'({len(images)} of them images: {", ".join(IMAGE_SUFFIXES)}). Looked for: {looked}. '
-        f'Compressed tars (.tar.gz) have to be unpacked first. Left out: {seen or "nothing"}.'
+        f'({len(images)} of them images: {", ".join(IMAGE_SUFFIXES)}). Layouts tried: {layouts}. '
+        f'Compressed tars (.tar.gz) have to be unpacked first. Left out: {reasons or "nothing"}.'
     )
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #396b7f0c

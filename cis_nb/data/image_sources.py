@@ -35,7 +35,7 @@ class ImageSource:
 
     ids: list
     load: Callable  # id -> PIL image
-    key: str  # fingerprint of what the ids stand for
+    key: str  # fingerprint of the images behind the ids
     name: str = 'images'
     packed_squares: Callable = (
         None  # size -> (array (N,3,size,size) uint8, {id: row}); packed_folder on first use if None

@@ -20,7 +20,7 @@ PUBLISHED_DATA = 'published'  # a benchmark's data in a folder of its own name b
 
 
 def is_world(name) -> bool:
-    "Does a name (of data, a parser, ratings, a corpus) stand for the embedded world?"
+    "Whether a name (of data, a parser, ratings, a corpus) means the embedded world."
     return name == WORLD
 
 # %% ../../nbs/00b_data/00_roots.ipynb #a1e42a1a
@@ -80,7 +80,7 @@ class WorldVersion:
     sizes: tuple  # its parameters of size
     usual: int  # size
     given: dict = field(default_factory=dict)  # other parameters
-    folder: str = ''  # its folder among those of other data sets; empty: its reader looks for it
+    folder: str = ''  # its folder among those of other data sets; empty: its reader finds it
 
 
 WORLD_VERSIONS = {

@@ -125,7 +125,7 @@ def all_hold(
     said = [verdict(c) for c in comparisons]
     if 'worse' in said:
         return 'not reproduced'
-    return 'reproduced' if said and set(said) == {'better'} else 'cannot tell'
+    return 'reproduced' if said and set(said) == {'better'} else 'undecided'
 
 
 def effect(comparisons: list) -> str:
@@ -209,7 +209,7 @@ def mined_leads_on_cirr(run) -> Outcome:
     found = [c for k in (1, 5, 10) for c in _against(run, 'combiner', GENERAL[:3], ['full'], f'R@{k}, ', k)]
     return Outcome(
         'first half of the claim only: ' + effect(found),
-        'not reproduced' if all_hold(found) == 'not reproduced' else 'cannot tell',
+        'not reproduced' if all_hold(found) == 'not reproduced' else 'undecided',
         found,
     )
 
@@ -220,7 +220,7 @@ def solutions_win(run) -> Outcome:
     said = [verdict(c) for c in found]
     return Outcome(
         effect(found),
-        'reproduced' if said.count('better') >= 3 else 'not reproduced' if said.count('worse') >= 2 else 'cannot tell',
+        'reproduced' if said.count('better') >= 3 else 'not reproduced' if said.count('worse') >= 2 else 'undecided',
         found,
     )
 
@@ -260,7 +260,7 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
             if max(e[1] for e in ends.values()) < limit
             else 'not reproduced'
             if max(e[0] for e in ends.values()) > limit
-            else 'cannot tell'
+            else 'undecided'
         ),
     )
 
@@ -329,7 +329,7 @@ def sets_do_not_solve(run, limit=50) -> Outcome:
         if 100 * max(near[2], found[2]) < limit
         else 'not reproduced'
         if 100 * min(near[1], found[1]) > limit
-        else 'cannot tell',
+        else 'undecided',
     )
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #c0981017
@@ -392,7 +392,7 @@ def noise_lengths(n=4000, D=768, times=3, seed=0) -> Outcome:
             if product[1] > times * widest[2]
             else 'not reproduced'
             if product[2] < times * widest[1]
-            else 'cannot tell'
+            else 'undecided'
         ),
     )
 
@@ -498,7 +498,7 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
 VERDICT_FILLS = {
     'reproduced': 'green',
     'not reproduced': 'red',
-    'cannot tell': 'orange',
+    'undecided': 'orange',
     'not testable here': 'grey',
     'waits for a chapter': '#dddddd',
     'waits for data or weights': '#bbccdd',
@@ -528,7 +528,7 @@ def verdict_bars(counts: pd.DataFrame):
     left = np.zeros(len(counts))
     for v, fill in VERDICT_FILLS.items():
         bars = ax.barh([PAPERS[p] for p in counts.index], counts[v], left=left, color=color(fill), label=v, height=0.62)
-        ink = 'k' if v.startswith('waits') or v == 'cannot tell' else 'w'
+        ink = 'k' if v.startswith('waits') or v == 'undecided' else 'w'
         labels = [str(n) if n else '' for n in counts[v]]
         ax.bar_label(bars, labels, label_type='center', fontsize=9, color=ink)
         left += counts[v].to_numpy()

@@ -44,7 +44,7 @@ class RelationCorpus:
 
     name: str
     relations: pd.DataFrame  # with `first`: is it from a photograph's first caption?
-    pictures: object  # of cis_nb.methods.combiner
+    images: object  # image source, see cis_nb.methods.combiner
     ratings: dict  # word -> concreteness
 
 
@@ -103,7 +103,7 @@ OURS = dict(
     val_samples=200,
 )
 BACK = dict(
-    negatives=('wrong answers of the batch only', dict(negatives='batch')),
+    negatives=('negatives from the batch only', dict(negatives='batch')),
     start=('random start', dict(start='random')),
     partner=('random partner', dict(partner='random')),
     facts=('relations only, no attributes', dict(attributes=False)),
@@ -120,10 +120,10 @@ def objective_on(c: RelationCorpus, p: CombinerConfig, backbone, after=None) -> 
     if after:
         net.load_state_dict(read_combiner(after)[0].state_dict())
     held = sampled_triplets(c, settings(OURS | dict(data=p.data)), 'val', p.val_samples)
-    task = held_out(held, c.pictures, c.name, 'all captions, attributes')
+    task = held_out(held, c.images, c.name, 'all captions, attributes')
     chosen = {k: getattr(p, k) for k in ('tune', 'tau', 'negatives', 'symmetric', 'bn_mode', 'pretrained')}
     triplets = sampled_triplets(c, p)
-    return CombinerTraining(backbone, net.to(backbone.device), triplets, c.pictures, dict(triplets=task), **chosen)
+    return CombinerTraining(backbone, net.to(backbone.device), triplets, c.images, dict(triplets=task), **chosen)
 
 
 def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:  # the folder of a run
@@ -135,7 +135,7 @@ def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:
         f'{p.backbone}-variant',
         {k: v for k, v in p.model_dump().items() if k not in FREE},
         lambda folder: train(objective_on(c, p, backbone, after), folder, **loop),
-        inputs=[backbone.fingerprint, c.name, c.pictures.key, fingerprint(c.ratings), *([after] if after else [])],
+        inputs=[backbone.fingerprint, c.name, c.images.key, fingerprint(c.ratings), *([after] if after else [])],
         resume=True,
     )
 
@@ -157,9 +157,7 @@ def slope(
     "The weights whose sum is the slope of the line through the methods."
     v = np.array(list(x.values()), float) - np.mean(list(x.values()))
     if not v.any():
-        raise ValueError(
-            f'{", ".join(x)} stand at the same place {np.mean(list(x.values())):g}: no line goes through them'
-        )
+        raise ValueError(f'{", ".join(x)} have the same value {np.mean(list(x.values())):g}: no line goes through them')
     return dict(zip(x, v / (v @ v)))
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #0d0bc86d

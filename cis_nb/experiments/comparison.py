@@ -32,28 +32,28 @@ def seeds(per_query, method: str) -> list:
 
 
 def of_seed(per_query, seed: int) -> pd.DataFrame:
-    "The answers of one seed of each training, and of all that needs none."
+    "The lines of `per_query` of one training seed, and of all methods without training."
     return per_query[with_seed(per_query).seed.isin([seed, UNTRAINED])]
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #c27ab355
 def hits(
     per_query,  # one line per method, seed and query: method, seed, draw, task, query_id, rank
     k: int = 1,
-    of: str = '',  # a column of percents that is looked at instead, e.g. an average precision
+    of: str = '',  # a column of percents to use instead of R@`k`, e.g. an average precision
 ) -> pd.DataFrame:  # one line per query, one column per method: percent of its seeds, 0 or 100 if it has one
-    "Which queries each method answers within the first `k`."
+    "Percent of its seeds in which each method ranks a target within the first `k`; ValueError if queries differ."
     t, query = with_seed(per_query), ['draw', 'task', 'query_id']
     if t.duplicated(['method', 'seed', *query]).any():
-        raise ValueError('a method has answered a query twice')
-    asked = t.groupby('method').seed.nunique()
+        raise ValueError('a method has two rankings of one query')
+    n_seeds = t.groupby('method').seed.nunique()
     wide = (
         t.assign(hit=t[of] if of else (t['rank'] <= k) * 100.0)
         .groupby([*query, 'method'])
         .hit.agg(['mean', 'size'])
         .unstack()
     )
-    if (wide['size'] != asked).any(axis=None):
-        raise ValueError('the methods have not answered the same queries')
+    if (wide['size'] != n_seeds).any(axis=None):
+        raise ValueError('the methods have not ranked the same queries')
     return wide['mean']
 
 
@@ -78,7 +78,7 @@ def contrast(
     family = families_of(h) if families else np.arange(len(h))
     diff, low, high = bootstrap_ci(sum(w * h[m] for m, w in weights.items()), n, seed, groups=h.task, families=family)
     if pd.Series(family).groupby(h.task).nunique().min() < 2:
-        low, high = -100.0, 100.0  # one family says nothing about others
+        low, high = -100.0, 100.0  # the variance between families is unknown
     return dict(diff=diff, low=low, high=high, n=len(h))
 
 
@@ -99,12 +99,12 @@ def contrast_seeds(per_query, weights: dict, **kw) -> list:
 
 
 def compare_seeds(per_query, a: str, b: str, **kw) -> list:  # of comparisons
-    "`compare`, for each seed of `a`; they say which."
+    "`compare` for each seed of `a`; `training_seed` names the seed."
     return [dict(compare(of_seed(per_query, s), a, b, **kw), training_seed=s) for s in seeds(per_query, a)]
 
 
 def interval_envelope(comparisons: list) -> dict:
-    "One comparison for all seeds of a training: the mean difference, and an interval that spans theirs."
+    "One comparison for all seeds of a training: the mean difference and an interval that spans those of all seeds."
     return dict(
         comparisons[0],
         diff=float(np.mean([c['diff'] for c in comparisons])),
@@ -116,12 +116,12 @@ def interval_envelope(comparisons: list) -> dict:
 def verdict(
     c: dict,  # from `compare`
 ) -> str:
-    "What a comparison allows one to say."
-    return 'better' if c['low'] > 0 else 'worse' if c['high'] < 0 else 'cannot tell'
+    "`better` or `worse` if the interval of the difference excludes zero, else `undecided`."
+    return 'better' if c['low'] > 0 else 'worse' if c['high'] < 0 else 'undecided'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #2ef8e55b
 def chance(per_query, k: int = 1) -> pd.Series:  # task -> percent
-    "R@`k` of a guess, from the sizes of the galleries."
+    "R@`k` of a random ranking in percent, from the sizes of the galleries."
     return (100 * k / per_query.gallery_size.astype(float)).clip(upper=100).groupby(per_query.task, sort=False).mean()
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #61a0aaa7
@@ -167,7 +167,7 @@ TASK_LABELS = dict(
 
 
 def paper_numbers(table: str) -> pd.DataFrame:  # method, task, k, value, backbone
-    "One of the tables of the GeneCIS paper, e.g. `genecis_table2`, in this book's names."
+    "A table of the GeneCIS paper, e.g. `genecis_table2`, with the names of methods and tasks of this library."
     df = pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
     ours = {style.paper_row: name for name, style in api.method_styles().items() if style.paper_row}
     method = (
@@ -237,7 +237,7 @@ def with_intervals(
     titles: dict,  # method -> words
     papers=(),  # tables of the paper to quote
 ) -> pd.DataFrame:
-    "R@1 of each method on each task with its doubt, the papers' numbers below."
+    "R@1 of each method on each task with interval or standard deviation, and the papers' numbers below."
     one, printed = over_seeds(results[results.k == 1]), [paper_numbers(p) for p in papers]
     tasks = [t for t in TASK_LABELS if t in set(one.task)]
     cell, rows = {(r.method, r.task): format_uncertainty(r) for r in one.itertuples()}, []
@@ -261,7 +261,7 @@ def with_intervals(
 def protocol_line(protocols: list) -> str:
     "The protocols of several tasks in one line: their ids, what they share, and whether one is partial."
 
-    def said(field):
+    def values(field):
         return ' / '.join(sorted({getattr(p, field) for p in protocols}))
 
     partial = [
@@ -270,10 +270,10 @@ def protocol_line(protocols: list) -> str:
         if p.coverage < 1
     ]
     words = [
-        f'text: “{said("prompt")}”',
-        f'reference {said("reference")}',
-        f'ties {said("ties")}',
-        f'crop: {said("crop")}',
+        f'text: “{values("prompt")}”',
+        f'reference {values("reference")}',
+        f'ties {values("ties")}',
+        f'crop: {values("crop")}',
     ]
     return (
         '; '.join([', '.join(p.id for p in protocols), *words, *partial])
@@ -283,20 +283,20 @@ def protocol_line(protocols: list) -> str:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #0ecedf32
 def gain(per_query, results, method: str, title: str, over='image_text', seed=0) -> str:
-    "What a trained method adds to another, in half a sentence."
+    "Mean R@1 of a trained method, and the number of seeds in which it is better than `over`."
     one = (
         results[(results.k == 1) & (results.method == method)].groupby('seed', sort=False).value.last()
     )  # the mean is a method's last row
-    said = [verdict(c) for c in compare_seeds(per_query, method, over, seed=seed)]
+    verdicts = [verdict(c) for c in compare_seeds(per_query, method, over, seed=seed)]
     spread = f' ± {one.std():.1f}' if len(one) > 1 else ''
     return (
-        f'{title} {one.mean():.1f}{spread}, {said.count("better")} of {len(said)} seeds surely better than'
-        f' {api.method_style(over).title}' + (f', {said.count("worse")} surely worse' if 'worse' in said else '')
+        f'{title} {one.mean():.1f}{spread}, {verdicts.count("better")} of {len(verdicts)} seeds better than'
+        f' {api.method_style(over).title}' + (f', {verdicts.count("worse")} worse' if 'worse' in verdicts else '')
     )
 
 
 def headline(per_query, results, titles: dict, seed=0) -> str:
-    "The order of image, text and their sum, in one line; and what training adds."
+    "One line: image, text and their sum by R@1, then the gain of each trained method."
     mean = results[results.k == 1].groupby('method', sort=False).tail(1)
     order = mean[mean.method.isin(['image_text', 'image_only', 'text_only'])].sort_values('value', ascending=False)
     if not len(order):

@@ -78,7 +78,7 @@ def share_texts(method, backbone, read: TextMemory = None):
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #a027d109
 def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) -> Entry:
-    "A method, trained as `config` says if it was not already; `backbone` serves where it is the run's."
+    "The method of `config`, trained unless the store holds the run; `backbone` is reused if it is the run's."
     run, plugin = train_or_load(config), api.get('method', config.method)
     m, name = plugin.load(run, device, backbone), plugin.variant(config)
     m.name, m.title = name, api.method_style(name).title
@@ -116,7 +116,7 @@ RANKING_COLUMNS = ['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'galler
 
 def cached(
     name: str,
-    params: dict,  # everything about the method that can change its answers
+    params: dict,  # everything about the method that can change its rankings
     tasks: dict,  # key -> Task
     make,
     code=(),

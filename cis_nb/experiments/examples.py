@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ranking_strip', 'best_median_worst', 'lost_queries', 'lost_strips', 'first_ranked', 'won_by', 'failures', 'lines_of',
-           'most_asked', 'recall_curves', 'query_strip', 'similarity_page', 'nearest_strips', 'training_overview',
+           'condition_lines', 'recall_curves', 'query_strip', 'similarity_page', 'nearest_strips', 'training_overview',
            'training_strips']
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #f5b1a220
@@ -21,11 +21,11 @@ from ..retrieval.protocol import Task
 # %% ../../nbs/05b_experiments/05_examples.ipynb #6e92037f
 def ranking_strip(
     bench,
-    a,  # a line of `answers`
+    a,  # a line of `per_query`
     title='',
     k=5,
 ) -> dict:  # a row of `show_grid`
-    "The reference, the first `k` answers, the target."
+    "The reference, the first `k` images of the ranking, the target."
     right = bench.queries.set_index('query_id').targets[a.query_id]
     ids = list(a.top)[:k]
     titles, marks = (
@@ -47,7 +47,7 @@ def ranking_strip(
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #26123301
 def best_median_worst(per_query, method, task) -> dict:  # name -> a line
-    "The best, the median and the worst answer of a method, by rank."
+    "The queries with the best, the median and the worst rank of a method."
     mine = per_query[(per_query.method == method) & (per_query.task == task)].sort_values(['rank', 'draw', 'query_id'])
     return (
         {name: mine.iloc[i] for name, i in [('best', 0), ('median', len(mine) // 2), ('worst', len(mine) - 1)]}
@@ -57,7 +57,7 @@ def best_median_worst(per_query, method, task) -> dict:  # name -> a line
 
 
 def lost_queries(per_query, a: str, b: str, task) -> pd.DataFrame:  # lines of `b`
-    "What `b` answers where `a` has the target first and `b` has not; the farthest off come first."
+    "The lines of `b` for queries with the target first in `a` and not in `b`; the worst ranks first."
     mine = per_query[per_query.task == task]
     rank = mine.pivot(index=['draw', 'query_id'], columns='method', values='rank')
     lost = rank.index[(rank[a] == 1) & (rank[b] > 1)]
@@ -79,7 +79,7 @@ def lost_strips(tasks: dict, per_query, a: str, b: str, titles: dict, shown: str
 # %% ../../nbs/05b_experiments/05_examples.ipynb #ffe7e955
 def first_ranked(
     bench,
-    lines,  # one line of `answers` per method, all of one query
+    lines,  # one line of `per_query` per method, all of one query
     titles,
     title='',
 ) -> dict:  # a row of `show_grid`
@@ -95,7 +95,7 @@ def first_ranked(
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #83edf369
 def won_by(per_query, method: str, others, task) -> pd.DataFrame:  # draw, query_id
-    "Queries that `method` answers first and none of `others` does; where these are farthest off comes first."
+    "Queries with the target first in `method` and in none of `others`; the worst ranks of the others first."
     rank = per_query[per_query.task == task].pivot(index=['draw', 'query_id'], columns='method', values='rank')
     nearest = rank[list(others)].min(axis=1)[rank[method] == 1]
     return (
@@ -113,15 +113,17 @@ def failures(per_query, method: str, task) -> pd.DataFrame:  # draw, query_id
 
 
 def lines_of(per_query, methods, task, draw, query_id) -> pd.DataFrame:
-    "The answers of some methods to one query, in their order."
+    "The lines of some methods for one query, in the order of `methods`."
     a = per_query[(per_query.task == task) & (per_query.draw == draw) & (per_query.query_id == query_id)].set_index(
         'method', drop=False
     )
     return a.loc[list(methods)]
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #ae3c0fab
-def most_asked(per_query, method: str, kind: str) -> pd.DataFrame:  # its lines of one reference, a line per condition
-    "The reference of the tasks about `kind` that has most conditions; of several, the one with most right answers."
+def condition_lines(
+    per_query, method: str, kind: str
+) -> pd.DataFrame:  # its lines of one reference, a line per condition
+    "The reference of the tasks about `kind` that has most conditions; of several, the one with most targets at rank 1."
     mine = (
         per_query[(per_query.method == method) & per_query.task.str.endswith(kind)]
         .sort_values(['task', 'condition', 'draw', 'query_id'])
@@ -130,8 +132,8 @@ def most_asked(per_query, method: str, kind: str) -> pd.DataFrame:  # its lines 
     score = (
         mine.assign(right=mine['rank'] == 1)
         .groupby('reference')
-        .agg(asked=('condition', 'size'), right=('right', 'sum'))
-        .sort_values(['asked', 'right'], ascending=False, kind='stable')
+        .agg(conditions=('condition', 'size'), right=('right', 'sum'))
+        .sort_values(['conditions', 'right'], ascending=False, kind='stable')
     )
     return mine[mine.reference == score.index[0]] if len(score) else mine
 
@@ -184,7 +186,7 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #9959aa10
 def similarity_page(before: Similarities, after: Similarities):
-    "Sixteen captions against sixteen pictures, before and after."
+    "Cosines of sixteen captions and sixteen images, before and after training."
     import seaborn as sns  # takes a second to load
 
     fig, axes = page(3.1, cols=2)
@@ -196,17 +198,17 @@ def similarity_page(before: Similarities, after: Similarities):
 
 
 def nearest_strips(found: Similarities):
-    "Three captions and the five pictures nearest to each."
+    "Three captions and the five nearest images of each."
     S, images, texts = found.S, found.images, found.texts
     rank = (S >= S.diagonal()[:, None]).sum(1)
 
-    def picture(j):
+    def image(j):
         return Image.fromarray(images[j].permute(1, 2, 0).numpy())
 
     def strip(i):
         top = np.argsort(-S[i], kind='stable')[:5]
         return dict(
-            images=[picture(j) for j in top],
+            images=[image(j) for j in top],
             outlines=['target' if j == i else None for j in top],
             title=textwrap.shorten(f'Target on rank {rank[i]} of {len(S)}: {texts[i]}', 84, placeholder=' …'),
         )

@@ -112,7 +112,7 @@ def run_matrix(p: dict, others=None) -> MatrixRun:
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #a8ea4f01
 def main_metric(name: str, results: pd.DataFrame) -> MainMetric:
-    "The metric that stands for a benchmark in a table of several."
+    "The main metric of a benchmark, for a table of several."
     if name in (known := api.main_metrics()):
         return known[name]
     first = results[results.benchmark == name].iloc[0]

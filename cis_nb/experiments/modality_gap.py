@@ -354,7 +354,7 @@ def noise_evidence(run: MatrixRun, titles: dict, seed: int = 0) -> dict:  # clai
     "Evidence for the claims N10 and N11."
     laws, q = laws_of(titles), run.per_query
     if 'full' not in run.sets:
-        return dict.fromkeys(('N10', 'N11'), 'CIRR is not asked here')
+        return dict.fromkeys(('N10', 'N11'), 'CIRR is not among the benchmarks')
     if not set(NOISES) <= set(laws):
         few = f'in this profile {len(laws)} of {len(NOISES)} laws are trained: too few for a verdict'
         return dict.fromkeys(('N10', 'N11'), few)

@@ -259,10 +259,10 @@ def with_stated_targets(task: Task, r: PhotoRelations) -> Task:
     "The queries of `triplet_task` with all targets that captions state; the task of a query is its kind of condition."
     rows, q, there = r.of_split(task.protocol.split), task.queries, set(task.shared_gallery)
     stated = rows.groupby(['subject', 'object'], observed=True).image.agg(lambda i: list(dict.fromkeys(i)))
-    asked, targets = r.table.loc[q.row], []
-    for s, o, reference, (mined,) in zip(asked.subject, asked.object, q.reference, q.targets):
+    rows, targets = r.table.loc[q.row], []
+    for s, o, reference, (mined,) in zip(rows.subject, rows.object, q.reference, q.targets):
         targets.append([mined, *(k for k in stated[s, o] if k in there and k not in (reference, mined))])
-    kinds = [condition_kind(*pair) for pair in zip(asked.relation, asked.kind)]
+    kinds = [condition_kind(*pair) for pair in zip(rows.relation, rows.kind)]
     protocol = replace(task.protocol, extra=f'mined: {task.protocol.extra}')
     return replace(task, queries=q.assign(task=kinds, targets=targets), protocol=protocol, images=None)
 

@@ -174,9 +174,9 @@ class ComposedSearch:
 
     def precision(self, q, queries: pd.DataFrame = None) -> pd.Series:
         "Precision at 10 (%) of query vectors (Q,D), mean over the references of each kind, subject and condition."
-        asked = self.queries if queries is None else queries
-        p = 100 * precision_at_k(top_images(self.index, q, asked.reference), asked.targets)
-        return pd.Series(p).groupby([asked.kind, asked.who, asked.condition], sort=False).mean()
+        chosen = self.queries if queries is None else queries
+        p = 100 * precision_at_k(top_images(self.index, q, chosen.reference), chosen.targets)
+        return pd.Series(p).groupby([chosen.kind, chosen.who, chosen.condition], sort=False).mean()
 
 
 def composed_search(model, index: PhotoIndex, queries: pd.DataFrame) -> ComposedSearch:

@@ -300,8 +300,8 @@ def supervision_evidence(run: MatrixRun, titles: dict, garments: dict, seed: int
         return {}
     evidence = {c: claim_evidence_of(run.per_query, titles, [('masked', m)], seed=seed) for c, m in rivals.items()}
     if garments:
-        asked = [e for e in trained_only(run) if e.method.name in ('masked', *rivals.values())]
-        worn = fashion_scores(asked, garments, seed)
+        chosen = [e for e in trained_only(run) if e.method.name in ('masked', *rivals.values())]
+        worn = fashion_scores(chosen, garments, seed)
         for c, m in rivals.items():
             lead = contrast_seeds(worn, {'masked': 1, m: -1}, of='score', seed=seed)
             what = f'{PROMPT_SCORES["fashion"]}: {titles["masked"]} − {titles[m]}'

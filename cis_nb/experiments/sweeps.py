@@ -156,11 +156,7 @@ def format_differences(found: list) -> str:
     "Mean difference over seeds and what each of them allows one to say."
     sure = [verdict(c) for c in found]
     words = [f'{w} in {sure.count(w)}' for w in ('better', 'worse') if w in sure]
-    how = (
-        sure[0].replace('cannot tell', 'undecided')
-        if len(found) == 1
-        else f'{", ".join(words) + " of" if words else "undecided in all"} {len(found)}'
-    )
+    how = sure[0] if len(found) == 1 else f'{", ".join(words) + " of" if words else "undecided in all"} {len(found)}'
     return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−') + f' ({how})'
 
 

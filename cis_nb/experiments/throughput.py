@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'call_seconds', 'median_seconds', 'CountingBackbone', 'target_ranks_alone',
-           'EncodingCounts', 'count_encodings', 'encoding_table', 'encoding_figure', 'frequent_images', 'draw_pictures',
+           'EncodingCounts', 'count_encodings', 'encoding_table', 'encoding_figure', 'frequent_images', 'draw_images',
            'draw_repeatedly', 'drawn_per_second', 'rendering_rates', 'rendering_table', 'count_operations',
            'product_rate', 'contrastive_rates', 'contrastive_table', 'captions_and_parser', 'parsing_table',
            'sampling_table', 'end_to_end_rates', 'combiner_table', 'number_or_dash', 'caption_corpus',
@@ -157,13 +157,13 @@ def encoding_figure(counts: EncodingCounts):
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #016aa131
 def frequent_images(task: Task, n: int) -> list:  # of (id, queries)
-    "The `n` images of a task that stand in most queries, as reference or in the gallery."
+    "The `n` images of a task that occur in most queries, as reference or in the gallery."
     uses = Counter(i for r in task.queries.itertuples() for i in dict.fromkeys([r.reference, *r.gallery]))
     return uses.most_common(n)
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #01e3150a
-def draw_pictures(kind: str, n: int, seed: int):
-    "Draw `n` pictures of one stream of the world: of the kind `scene` or `pair`."
+def draw_images(kind: str, n: int, seed: int):
+    "Draw `n` images of one stream of the world, of the kind `scene` or `pair`."
     stream = WorldPairs(n, seed=seed)
     return stream.scenes(n) if kind == 'scene' else stream.batch(range(n))
 
@@ -171,15 +171,15 @@ def draw_pictures(kind: str, n: int, seed: int):
 def draw_repeatedly(kind: str, n: int, seed: int, repeats: int, gate):
     "Work of one process: draw once untimed, then `repeats` times between two waits for all others."
     torch.set_num_threads(1)
-    draw_pictures(kind, n, seed)
+    draw_images(kind, n, seed)
     for _ in range(repeats):
         gate.wait(600)
-        draw_pictures(kind, n, seed)
+        draw_images(kind, n, seed)
         gate.wait(600)
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #8bb19472
 def drawn_per_second(kind: str, processes: int, n: int, repeats: int, seed: int = 0) -> float:
-    "Pictures per second of some processes together, each of which draws `n` pictures; median of the repeats."
+    "Images per second of several processes together; each draws `n` images; median of the repeats."
     fork = get_context('fork')
     gate, seconds = fork.Barrier(processes + 1), []
     workers = [fork.Process(target=draw_repeatedly, args=(kind, n, seed + i, repeats, gate)) for i in range(processes)]
@@ -201,8 +201,8 @@ def rendering_rates(n: int, processes: int, repeats: int, seed: int = 0) -> dict
 
 
 def rendering_table(rates: dict) -> pd.DataFrame:
-    "Pictures per second and milliseconds for each, of all kinds and numbers of processes."
-    columns = ['picture', 'processes', 'pictures per second', 'milliseconds each']
+    "Images per second and milliseconds per image, for all kinds and numbers of processes."
+    columns = ['kind', 'processes', 'images per second', 'milliseconds per image']
     return pd.DataFrame([(kind, p, v, 1000 * p / v) for (kind, p), v in rates.items()], columns=columns)
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #47c4c07a
@@ -228,7 +228,9 @@ def product_rate(accelerator, repeats: int) -> float:
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #ff27b0e3
 def contrastive_rates(
     backbone, batch_size: int, steps: int, repeats: int, device: str = 'auto', seed: int = 0
-) -> pd.DataFrame:  # index learn, look; pairs_per_s, operations per pair, limit (operations per second), share of it
+) -> (
+    pd.DataFrame
+):  # index training, forward; pairs_per_s, operations per pair, limit (operations per second), share of it
     "Contrastive training on pairs of the world and its forward half; `steps` batches a measurement; changes weights."
     objective = Contrastive(backbone, WorldPairs(batch_size, seed=seed), {})
     accelerator, optimizer = accelerator_for(device, 'auto'), adamw(objective.modules, weight_decay=0.05)
@@ -241,12 +243,12 @@ def contrastive_rates(
             update(objective, batch, optimizer, accelerator)
 
     @torch.no_grad()
-    def look():
+    def forward():
         for _ in range(steps):
             with accelerator.autocast():
                 objective.loss(batch).item()
 
-    limit, work, pairs = product_rate(accelerator, repeats), dict(learn=learn, look=look), steps * batch_size
+    limit, work, pairs = product_rate(accelerator, repeats), dict(training=learn, forward=forward), steps * batch_size
     rates = pd.DataFrame(dict(pairs_per_s={k: pairs / median_seconds(w, repeats) for k, w in work.items()}))
     rates['operations'] = [count_operations(w) / pairs for w in work.values()]
     return rates.assign(limit=limit, share=rates.pairs_per_s * rates.operations / limit)
@@ -256,7 +258,7 @@ def contrastive_table(rates: pd.DataFrame) -> pd.DataFrame:
     "Pairs and operations per second of a training step and of its forward half."
     return pd.DataFrame(
         {
-            'what': rates.index.map(dict(learn='forward, backward, step', look='forward only')),
+            'what': rates.index.map(dict(training='forward, backward, step', forward='forward only')),
             'pairs per second': rates.pairs_per_s,
             'million operations per pair': rates.operations / 1e6,
             'billion operations per second': rates.pairs_per_s * rates.operations / 1e9,
@@ -419,8 +421,8 @@ def encoding_measurements(counts: EncodingCounts) -> list:  # of Measurement
 
 
 def rendering_measurements(rates: dict, learning: pd.DataFrame) -> list:  # of Measurement
-    "Pictures drawn per second by all processes, and by one beside what a training reads."
-    n, one, learned = max(p for _, p in rates), rates['pair', 1], learning.pairs_per_s['learn']
+    "Images drawn per second by all processes, and by one process relative to the rate of training."
+    n, one, learned = max(p for _, p in rates), rates['pair', 1], learning.pairs_per_s['training']
     return [
         Measurement(f'scenes per second, {n} processes', 'a count', rates['scene', n], '≥ 1000', '/s'),
         Measurement(f'pairs per second, {n} processes', 'a count', rates['pair', n], '', '/s'),
@@ -433,9 +435,9 @@ def contrastive_measurements(rates: pd.DataFrame) -> list:  # of Measurement
     "The forward half beside the whole step, and the share of the limit that each of them reaches."
     speed, share, product = rates.pairs_per_s, 100 * rates.share, 'multiplying large matrices'
     return [
-        Measurement('looking', 'training', speed['look'] / speed['learn'], '', '×'),
-        Measurement('operations of training', product, share['learn'], '≥ 50', '%'),
-        Measurement('operations of looking', product, share['look'], '≥ 50', '%'),
+        Measurement('looking', 'training', speed['forward'] / speed['training'], '', '×'),
+        Measurement('operations of training', product, share['training'], '≥ 50', '%'),
+        Measurement('operations of looking', product, share['forward'], '≥ 50', '%'),
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #e54e5f6a
@@ -455,7 +457,7 @@ def mining_measurements(parsing: dict, english: bool, drawn: pd.DataFrame, n: in
 def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str) -> list:  # of Measurement
     "Training a Combiner over the small backbone, and LinCIR over a named text tower."
     rate, again = combiner.set_index('way').steps_per_s, 'every image encoded again'
-    stored, both = rate['stored features'] / rate[again], rate['both halves learn'] / rate[again]
+    stored, both = rate['stored features'] / rate[again], rate['both towers train'] / rate[again]
     captions, padded = f'LinCIR over {tower}, captions per second', 'padded, nothing kept'
     return [
         Measurement('Combiner on stored features', again, stored, '≥ 5', '×'),
@@ -491,7 +493,7 @@ def projection_measurements(trainings: pd.DataFrame) -> list:  # of Measurement
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #8c9de515
 def end_to_end_measurements(name: str, batch_size: int, rates: pd.DataFrame, memory: int) -> list:  # of Measurement
     "Steps per second of a large backbone that learns with its Combiner, and their bytes of memory."
-    steps = rates.set_index('way').steps_per_s['both halves learn']
+    steps = rates.set_index('way').steps_per_s['both towers train']
     return [
         Measurement(f'{name} and Combiner, steps of {batch_size}', 'a count', steps, '', '/s'),
         Measurement(f'memory of {name} and Combiner', 'a count', memory / 2**30, '', 'GiB'),

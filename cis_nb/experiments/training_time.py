@@ -121,7 +121,7 @@ def tower_table(rates: dict) -> pd.DataFrame:
         captions, padded = np.median(r.captions), np.median(r.padded)
         images = np.nan if r.images is None else np.median(r.images)
         rows.append((name, images, captions, padded, captions / images, r.tokens))
-    heads = 'backbone|pictures / s|captions / s|padded captions / s|captions per image|tokens in a caption'
+    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens in a caption'
     return pd.DataFrame(rows, columns=heads.split('|'))
 
 
@@ -133,10 +133,10 @@ def paper_numbers_of(name: str) -> pd.DataFrame:
 def paper_tower_table() -> pd.DataFrame:
     "LinCIR's Table 2: rates of both towers, and captions per image."
     printed = paper_numbers_of('lincir_table2_encoders').query('metric=="throughput_per_sec"')
-    towers = dict(visual='pictures / s', textual='captions / s')
+    towers = dict(visual='images / s', textual='captions / s')
     tower = printed.setting.str.extract('encoder=(\\w+)')[0].map(towers)
     table = printed.assign(tower=tower).pivot_table(index='backbone', columns='tower', values='value', sort=False)
-    return table.assign(**{'captions per image': table['captions / s'] / table['pictures / s']}).reset_index()
+    return table.assign(**{'captions per image': table['captions / s'] / table['images / s']}).reset_index()
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #3e9a106b
 class RandomFeatures:
@@ -181,7 +181,7 @@ def step_parts(model, corpus: Corpus, batch_size: int, rng: np.random.Generator)
         lincir=step(lincir),
         read=acc.autocast()(lambda: lincir.meaning(corpus.whole(np.arange(batch_size), model.context))),
         pic2word=step(Pic2Word(model, Mapper(model.D, model.W).to(device), features, {})),
-        look=acc.autocast()(torch.no_grad()(lambda: model.encode_image(pixels))),
+        image=acc.autocast()(torch.no_grad()(lambda: model.encode_image(pixels))),
         search=acc.autocast()(lambda: invert(model, features, near, phrases, steps=1)),
         searle=step(Searle(model, phi(), features, words, near, phrases, {})),
     )
@@ -207,13 +207,13 @@ SEARLE_IMAGES, SEARLE_SEARCH_STEPS, SEARLE_EPOCHS = 100_000, 350, 100
 
 def training_hours(parts: dict) -> dict:  # method -> Estimate
     "Hours of the published trainings, projected from the seconds of their parts (Estimates)."
-    p, seen = parts, PIC2WORD_EPOCHS * PIC2WORD_IMAGES
+    p, n_images = parts, PIC2WORD_EPOCHS * PIC2WORD_IMAGES
     searle = p['search'] * (SEARLE_SEARCH_STEPS * SEARLE_IMAGES) + p['searle'] * (SEARLE_EPOCHS * SEARLE_IMAGES)
     seconds = {
         'LinCIR': p['lincir'] * (LINCIR_STEPS * LINCIR_BATCH) + p['read'] * LINCIR_CAPTIONS,
-        'Pic2Word, as published': (p['pic2word'] + p['look']) * seen,
-        'Pic2Word, features kept': p['pic2word'] * seen + p['look'] * PIC2WORD_STORED,
-        'SEARLE': searle + p['look'] * SEARLE_IMAGES,
+        'Pic2Word, as published': (p['pic2word'] + p['image']) * n_images,
+        'Pic2Word, features kept': p['pic2word'] * n_images + p['image'] * PIC2WORD_STORED,
+        'SEARLE': searle + p['image'] * SEARLE_IMAGES,
     }
     return {method: s / 3600 for method, s in seconds.items()}
 
@@ -254,7 +254,7 @@ STEP_PARTS = {
     'LinCIR: masked captions': ('lincir', 'blue'),
     'LinCIR: whole captions, once': ('read', 'blue'),
     'Pic2Word: prompt and loss': ('pic2word', 'orange'),
-    'Pic2Word: image tower': ('look', 'orange'),
+    'Pic2Word: image tower': ('image', 'orange'),
     'SEARLE: one step of search': ('search', 'green'),
     'SEARLE: distillation': ('searle', 'green'),
 }  # title -> part, color
@@ -275,17 +275,17 @@ def step_figure(parts: dict, backbone: str):
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #c95bcb27
 QUERY_PARTS = {
-    'picture through the image tower': 'picture',
+    'image through the image tower': 'image',
     'φ of LinCIR and SEARLE': 'phi',
     'mapper of Pic2Word': 'mapper',
     'sentence with the word through the text tower': 'sentence',
     'words alone through the text tower': 'words',
 }
 QUERY_OF = {
-    'LinCIR': ('picture', 'phi', 'sentence'),
-    'SEARLE': ('picture', 'phi', 'sentence'),
-    'Pic2Word': ('picture', 'mapper', 'sentence'),
-    'Image + Text': ('picture', 'words'),
+    'LinCIR': ('image', 'phi', 'sentence'),
+    'SEARLE': ('image', 'phi', 'sentence'),
+    'Pic2Word': ('image', 'mapper', 'sentence'),
+    'Image + Text': ('image', 'words'),
     'CompoDiff': (),
 }  # method -> parts; none for a method that is only printed
 
@@ -296,7 +296,7 @@ def query_parts(model, condition: str = 'is striped and next to a lamp') -> dict
     pixels, x, word = (torch.rand(s, device=device) for s in ((1, 3, side, side), (1, model.D), (1, model.W)))
     phi, mapper = (net(model.D, model.W).to(device).eval() for net in (Phi, Mapper))
     return dict(
-        picture=lambda: model.encode_image(pixels),
+        image=lambda: model.encode_image(pixels),
         phi=lambda: phi(x),
         mapper=lambda: mapper(x),
         sentence=lambda: model.encode_pseudo([PROMPT.replace('{condition}', condition)], word),
@@ -371,7 +371,7 @@ def paper_figure(points: pd.DataFrame):
 COST_PIECES = [
     'captions parsed',
     'captions read',
-    'pictures seen',
+    'images encoded',
     'phrases written',
     'phrases read',
     'words searched',
@@ -392,10 +392,10 @@ def stored_pieces(config: TrainingConfig) -> dict:  # piece -> its folder in the
         return {'captions parsed': o.data.folder, **read}
     with accelerator_for(config.device, config.dtype).autocast():
         images = training_images(o.backbone, config.data, config.photos).features(o.backbone)
-    seen = {'pictures seen': images.path}
+    images_piece = {'images encoded': images.path}
     if config.method == 'pic2word':
-        return seen
-    return seen | {
+        return images_piece
+    return images_piece | {
         'phrases written': o.phrases.folder,
         'phrases read': o.phrases.meaning.path,
         'words searched': Path(o.words.filename).parent,
@@ -442,7 +442,7 @@ RIVALS = {'Pic2Word, as published': 'Pic2Word', 'SEARLE': 'SEARLE'}  # projected
 
 
 def ratio_evidence(what: str, ratio: Estimate, limit: float, repeats: int) -> dict:
-    "A ratio less the one that a claim asks for, with its interval."
+    "A ratio less the ratio of a claim, with its interval."
     low, high = ratio.interval
     note = f'{what} (in brackets: medians of {repeats} repeats on this machine)'
     return dict(what=note, diff=ratio.value - limit, low=low - limit, high=high - limit, unit=' times more')
@@ -464,7 +464,7 @@ def tower_evidence(rates: dict, repeats: int, seed: int = 0) -> list:
     vit_l, vit_g = rates['vit_l'], rates['vit_g']
     e = estimates(dict(images=vit_l.images, vit_l=vit_l.captions, vit_g=vit_g.captions), seed)
     limits = (
-        ('vit_l', 'captions to pictures, ViT-L', 2),
-        ('vit_g', 'captions of ViT-G to pictures of ViT-L', 1),
+        ('vit_l', 'captions to images, ViT-L', 2),
+        ('vit_g', 'captions of ViT-G to images of ViT-L', 1),
     )
     return [ratio_evidence(f'{what}: times − {limit}', e[n] / e['images'], limit, repeats) for n, what, limit in limits]

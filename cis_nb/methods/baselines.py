@@ -50,7 +50,7 @@ def image_text(
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #a6d22e8f
 def _random_vectors(names, seed: int, dim: int = 64) -> np.ndarray:  # (N,dim) int16
-    "A random vector for each name, made by a hash: the same whenever and wherever it is asked for."
+    "A random vector for each name, made by a hash: the same in every run and on every machine."
     digests = [hashlib.shake_128(f'{seed} {n}'.encode()).digest(2 * dim) for n in names]
     return np.frombuffer(b''.join(digests), '<i2').reshape(-1, dim)
 
@@ -143,8 +143,8 @@ class RandomScores(FeatureMethod):
 
     def encode_queries(self, queries) -> torch.Tensor:
         "A random vector for each query: another text or reference is another query."
-        asked = zip(queries.ids, queries.references, queries.texts)
-        return l2_normalize(torch.tensor(_random_vectors(asked, self.seed)))
+        keys = zip(queries.ids, queries.references, queries.texts)
+        return l2_normalize(torch.tensor(_random_vectors(keys, self.seed)))
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #3cb41658
 class BaselinePlugin(Plugin):

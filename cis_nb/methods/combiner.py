@@ -91,8 +91,8 @@ def query_target_loss(
     q,  # (B,D) of this process
     t,  # (B,D) their targets
     tau: float = 0.01,  # temperature
-    others=None,  # (M,D) more wrong answers for every query
-    symmetric: bool = False,  # targets look for their queries too
+    others=None,  # (M,D) further negatives of every query
+    symmetric: bool = False,  # also rank queries for each target
 ):
     "Cross-entropy of each query against the targets of all processes."
     with torch.autocast(q.device.type, enabled=False):  # similarities need all their digits
@@ -105,7 +105,7 @@ def query_target_loss(
 # %% ../../nbs/04b_methods/03_combiner.ipynb #9fda5d14
 @dataclass
 class Triplets:
-    "Questions to learn from, as numbers."
+    "Training triplets as row numbers."
 
     rows: np.ndarray  # (n,3) reference, target, distractor; -1: no distractor
     word: np.ndarray  # (n,) which of `texts`
@@ -119,7 +119,7 @@ class Triplets:
 # %% ../../nbs/04b_methods/03_combiner.ipynb #7b145891
 def index_triplets(
     table,  # reference_image, target_image, condition, and perhaps distractor_image
-    index: dict,  # name of a picture -> row
+    index: dict,  # name of an image -> row
     distractors: bool = False,  # are they needed?
 ) -> Triplets:
     "Triplets with names as triplets with numbers."
@@ -142,7 +142,7 @@ def index_triplets(
                 else '; more photos or a lower threshold give some'
             )
         )
-    use = ok & ~(distractors & (rows[:, 2:] == rows[:, :2]).any(1))  # a right answer cannot be a wrong one
+    use = ok & ~(distractors & (rows[:, 2:] == rows[:, :2]).any(1))  # a target cannot be a negative
     if not use.any():
         raise ValueError(
             f'in all of {ok.sum()} triplets the distractor is the reference or the target itself: use negatives batch'
@@ -201,19 +201,19 @@ def tower_of(name: str) -> str:
 
 
 class PartiallyFrozen(nn.Module):
-    "A backbone of which some halves train."
+    "A backbone of which some towers train."
 
     def __init__(self, backbone, tune: str, bn_mode: str = 'eval'):
         super().__init__()
-        self.backbone, self.halves, self.bn_mode = backbone, TRAINED_TOWERS[tune], bn_mode
+        self.backbone, self.trained_towers, self.bn_mode = backbone, TRAINED_TOWERS[tune], bn_mode
         for n, p in backbone.model.named_parameters():
-            p.requires_grad_(tower_of(n) in self.halves)
+            p.requires_grad_(tower_of(n) in self.trained_towers)
 
     def train(self, mode: bool = True):
         super().train(False)
         for n, m in self.backbone.model.named_modules():
             rests = isinstance(m, nn.modules.batchnorm._BatchNorm) and self.bn_mode == 'eval'
-            if n and tower_of(n) in self.halves and not rests:
+            if n and tower_of(n) in self.trained_towers and not rests:
                 m.training = mode
         return self
 
@@ -252,7 +252,7 @@ class CombinerBatches:
         self.inputs = self._task_inputs(images) if 'image' in self.live else {}
         left_out = {
             'triplets without their images': self.data.missing,
-            'triplets whose distractor is their own picture': self.data.own,
+            'triplets whose distractor is their own image': self.data.own,
         }
         self.counts = {k: n for k, n in left_out.items() if n}
 
@@ -431,7 +431,7 @@ RULE = ('filter', 'threshold', 'lookup', 'modifiers', 'literal', 'partner')  # h
 
 
 def triplet_folder(c: CombinerConfig) -> Path:
-    "The mined triplets that the configuration asks for."
+    "The mined triplets of the configuration."
     return mine_triplets(
         captions_root(c.data, c.photos),
         c.samples,
@@ -475,7 +475,7 @@ def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #0131bd49
 def training_data(c: CombinerConfig, size: int) -> TripletData:
-    "What the configuration says to learn from, and to be judged by; raises ValueError without held-out queries."
+    "Training triplets and validation tasks of the configuration; raises ValueError without held-out queries."
     tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))} if 'cirr' in (c.validation, c.triplets) else {}
     if c.triplets == 'cirr':
         return cirr_triplets(c, tasks)
@@ -542,9 +542,9 @@ class CombinerPlugin(Plugin):
 class Encoding(CombinerLoss):
     "Frozen training that encodes again what it has encoded before: for comparison only."
 
-    def __init__(self, backbone, net, table, pictures, **kw):
-        super().__init__(backbone, net, table, pictures, {}, tune='none', **kw)
-        self.seen, self.words = ImageInputs(pictures, backbone, True), None
+    def __init__(self, backbone, net, table, images, **kw):
+        super().__init__(backbone, net, table, images, {}, tune='none', **kw)
+        self.seen, self.words = ImageInputs(images, backbone, True), None
         self.data = index_triplets(table, self.seen.index)
 
     def see(self, seen):
@@ -556,11 +556,11 @@ class Encoding(CombinerLoss):
             return super().read(texts)
 
 
-def random_triplets(n: int, size: int, pictures: int = 64, conditions: int = 200, seed: int = 0) -> tuple:
+def random_triplets(n: int, size: int, images: int = 64, conditions: int = 200, seed: int = 0) -> tuple:
     "Triplets of noise (table, ImageSource): how long a step takes does not depend on what is seen."
     rng = np.random.default_rng(seed)
-    names, side = [f'p{i}' for i in range(pictures)], stored_size(size)
-    array = rng.integers(0, 256, (pictures, 3, side, side), dtype=np.uint8)
+    names, side = [f'p{i}' for i in range(images)], stored_size(size)
+    array = rng.integers(0, 256, (images, 3, side, side), dtype=np.uint8)
     drawn = {f'{k}_image': rng.choice(names, n) for k in ('reference', 'target', 'distractor')}
     words = [f'on a boat with {i} {i % 7} cats' for i in rng.integers(0, conditions, n)]
     index = {name: i for i, name in enumerate(names)}
@@ -571,7 +571,7 @@ def random_triplets(n: int, size: int, pictures: int = 64, conditions: int = 200
     def squares(_):
         return array, index
 
-    key = f'noise-{size}-{pictures}-{seed}'
+    key = f'noise-{size}-{images}-{seed}'
     return pd.DataFrame(dict(**drawn, condition=words)), ImageSource(names, load, key, 'noise', squares)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #18403a03
@@ -587,7 +587,7 @@ def training_rates(
     "Steps and triplets per second of three ways to train a Combiner, and how many times the slow way is passed."
     from cis_nb.training.loop import accelerator_for, adamw, update
 
-    acc, (table, pictures) = (
+    acc, (table, images) = (
         accelerator_for(str(backbone.device.type), dtype),
         random_triplets(20 * batch_size, backbone.image_size, seed=seed),
     )
@@ -595,10 +595,19 @@ def training_rates(
     def net():
         return Combiner(backbone.D, projection, hidden).to(backbone.device)
 
+    def stored():
+        return CombinerLoss(backbone, net(), table, images, {})
+
+    def encoded_again():
+        return Encoding(backbone, net(), table, images)
+
+    def both_towers():
+        return CombinerLoss(backbone, net(), table, images, {}, tune='both')
+
     ways = {
-        'stored features': lambda: CombinerLoss(backbone, net(), table, pictures, {}),
-        'every image encoded again': lambda: Encoding(backbone, net(), table, pictures),
-        'both halves learn': lambda: CombinerLoss(backbone, net(), table, pictures, {}, tune='both'),
+        'stored features': stored,
+        'every image encoded again': encoded_again,
+        'both towers train': both_towers,
     }
     rows = [
         dict(way=way, seconds=_median_step(make(), acc, adamw, update, batch_size, steps)) for way, make in ways.items()

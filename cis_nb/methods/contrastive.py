@@ -32,7 +32,7 @@ def info_nce(
     text,  # (B,D)
     scale,  # the temperature's factor, e^tau
 ):
-    "Symmetric cross-entropy of pictures against captions."
+    "Symmetric cross-entropy of images against captions."
     with torch.autocast(image.device.type, enabled=False):  # similarities need all their digits
         S = scale.float() * F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).T  # (B,B)
         own = torch.arange(len(S), device=S.device)
@@ -52,7 +52,7 @@ def retrieval(
     image,  # (N,D) unit length
     text,  # (N,D) unit length
     size: int = 100,  # candidates
-) -> torch.Tensor:  # (2,N) hits: caption of a picture, picture of a caption
+) -> torch.Tensor:  # (2,N) hits: caption of an image, image of a caption
     "R@1 hits in whole blocks of `size` pairs (or in one smaller block)."
     size = min(size, len(image))
     whole = len(image) // size * size
@@ -66,7 +66,7 @@ def retrieval(
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #129f0e7a
 def twin_hits(image, text) -> torch.Tensor:  # (N,)
-    "Neighbours 2i, 2i+1 are twins: is each picture closer to its own caption?"
+    "Neighbours 2i, 2i+1 are twins: is each image closer to its own caption?"
     S = torch.einsum('nid,njd->nij', image.unflatten(0, (-1, 2)), text.unflatten(0, (-1, 2)))
     return (S.diagonal(dim1=1, dim2=2) > S.flip(2).diagonal(dim1=1, dim2=2)).flatten()
 
@@ -75,7 +75,7 @@ def auc(
     scores,  # (N,)
     there,  # (N,) bool
 ) -> float:
-    "Chance that a picture with the thing scores above one without; ties count half."
+    "Chance that an image with the thing scores above one without; ties count half."
     rank, y = pd.Series(np.asarray(scores, np.float64)).rank().to_numpy(), np.asarray(there, bool)
     p, n = y.sum(), (~y).sum()
     return float((rank[y].sum() - p * (p + 1) / 2) / (p * n)) if p and n else float('nan')
@@ -86,7 +86,7 @@ def zero_shot(
     prompts,  # (P,D) unit length
     labels,  # (N,) class numbers, or (N,P) which prompts are true
 ) -> np.ndarray:  # (N,) hits, or (P,) areas
-    "Is the closest prompt right? With several true prompts per picture: each prompt's AUC."
+    "Is the closest prompt right? With several true prompts per image: each prompt's AUC."
     S, y = (image @ prompts.T).cpu().numpy(), np.asarray(labels)
     if y.ndim == 1:
         return (S.argmax(1) == y).astype(float)
@@ -95,7 +95,7 @@ def zero_shot(
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #f8235c93
 def embed_images(backbone, images, size=256):  # (N,3,H,W) uint8 -> (N,D) unit length
-    "Pictures as unit vectors."
+    "Images as unit vectors."
     return torch.cat([F.normalize(backbone.encode_image(backbone.normalise(x)), dim=-1) for x in images.split(size)])
 
 
@@ -166,7 +166,7 @@ class Similarities:
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #140880f2
 class Contrastive:
-    "CLIP's objective, for a backbone and pairs of pictures and captions."
+    "CLIP's objective, for a backbone and pairs of images and captions."
 
     name, metric = 'contrastive', 'mean'
 

@@ -214,7 +214,7 @@ class LinCIRConfig(TrainingConfig):
 
 
 def corpus_of(c: LinCIRConfig) -> Path:
-    "The folder of the masked captions that a configuration asks for."
+    "The folder of the masked captions of a configuration."
     return corpus_folder(c.corpus, c.parser, c.keys, c.photos)
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #d46be97f

@@ -86,11 +86,10 @@ PROMPT = 'a photo of $ that {condition}'
 
 
 def check_prompt(prompt) -> str:
-    "The prompt, if a picture and a condition have a place in it."
+    "The prompt, if it has places for an image and a condition; else ValueError."
     if not isinstance(prompt, str) or '$' not in prompt.split() or '{condition}' not in prompt:
         raise ValueError(
-            f'prompt: {prompt!r} needs a `$` with blanks around it, for the picture, and {{condition}}, as in'
-            f' {PROMPT!r}'
+            f'prompt: {prompt!r} needs a `$` with blanks around it, for the image, and {{condition}}, as in {PROMPT!r}'
         )
     return prompt
 

@@ -119,7 +119,7 @@ def concept_features(backbone, names) -> torch.Tensor:  # (C,D) of length one
 
 
 def nearest_concepts(
-    features,  # (N,D) of pictures
+    features,  # (N,D) of images
     concepts,  # (C,D) of length one
     k: int,
 ) -> np.ndarray:  # (N,k) rows of `concepts`, the nearest first
@@ -132,7 +132,7 @@ def nearest_concepts(
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #cb446f17
 def described(rng) -> str:
-    "What a thing of the world looks like, where it is, what is beside it: much as wishes are worded."
+    "The look, place and neighbours of a thing of the world, worded like conditions."
     places = [w for words in PLACE_WORDS.values() for w in words]
     ways = (
         lambda: f'is {rng.choice(tuple(COLORS))}',
@@ -153,12 +153,12 @@ GRAMMARS = dict(world=described, beside=beside)
 
 
 def grammar(name: str, concept: str, n: int, rng) -> list:
-    "What one can say of a thing of the world."
+    "Phrases about a thing of the world."
     return [f'a photo of {concept} that {GRAMMARS[name](rng)}' for _ in range(n)]
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #8b65a581
-def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> say(i, concept) -> phrases
-    """What a causal language model says of the i-th concept (SEARLE: GPT-Neo, temperature 0.5, no pair of words
+def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> write(i, concept) -> phrases
+    """Phrases of a causal language model about the i-th concept (SEARLE: GPT-Neo, temperature 0.5, no pair of words
     twice); in half precision on a GPU."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -173,10 +173,10 @@ def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> s
     if torch.device(device).type == 'cuda':
         model.half()
 
-    def say(i, concept):
+    def write(i, concept):
         torch.manual_seed(seed * 1_000_003 + i)
         begin = tokens(f'a photo of {concept} that', return_tensors='pt').to(device)
-        said = model.generate(
+        generated = model.generate(
             **begin,
             do_sample=True,
             temperature=0.5,
@@ -185,9 +185,9 @@ def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> s
             num_return_sequences=n,
             pad_token_id=tokens.eos_token_id,
         )
-        return [one_line(t) for t in tokens.batch_decode(said, skip_special_tokens=True)]
+        return [one_line(t) for t in tokens.batch_decode(generated, skip_special_tokens=True)]
 
-    return say
+    return write
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #95cdbd40
 def one_line(text: str) -> str:
@@ -199,33 +199,33 @@ def one_line(text: str) -> str:
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #fe3a8855
 def insert_placeholder(phrase: str, concept: str, every: bool = True) -> str:
-    "A phrase with `$` in the place of its concept; the phrase itself where the concept does not stand in it as a word."
+    "A phrase with `$` in the place of its concept; the phrase itself where the concept is not a word of it."
     return ' '.join(re.sub(rf'(?<!\w){re.escape(concept)}(?!\w)', ' $ ', phrase, count=0 if every else 1).split())
 
 
-def write_phrases(folder: Path, names, say, portion: int = 64):
+def write_phrases(folder: Path, names, write, portion: int = 64):
     """phrases.json: concept -> phrases; left_out.json: concepts that a phrase of theirs does not name. Portions are
     kept, so that what was stopped goes on."""
-    said = {}
+    written = {}
     for at in progress(range(0, len(names), portion), 'phrases', 'portion'):
         part = folder / f'part-{at:06d}.json'
         if not part.exists():
             (folder / 'writing').write_text(
-                json.dumps({c: say(i, c) for i, c in enumerate(names[at : at + portion], at)}), encoding='utf-8'
+                json.dumps({c: write(i, c) for i, c in enumerate(names[at : at + portion], at)}), encoding='utf-8'
             )
             os.replace(folder / 'writing', part)
-        said |= json.loads(part.read_text(encoding='utf-8'))
-    good = {c: ps for c, ps in said.items() if all('$' in insert_placeholder(p, c) for p in ps)}
+        written |= json.loads(part.read_text(encoding='utf-8'))
+    good = {c: ps for c, ps in written.items() if all('$' in insert_placeholder(p, c) for p in ps)}
     if not good:
         raise ValueError(
-            f'no phrase names its concept (the first: {next(iter(said.values()))[0]!r}); another vocabulary or another'
-            ' generator may do better'
+            f'no phrase names its concept (the first: {next(iter(written.values()))[0]!r}); another vocabulary or'
+            ' another generator may do better'
         )
-    for name, what in (('phrases', good), ('left_out', [c for c in said if c not in good])):
+    for name, what in (('phrases', good), ('left_out', [c for c in written if c not in good])):
         (folder / f'{name}.json').write_text(json.dumps(what, indent=0), encoding='utf-8')
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #dfb4a2ca
-def phrase_generator(generator, n: int, seed: int, device='cpu'):  # -> say(i, concept) -> phrases
+def phrase_generator(generator, n: int, seed: int, device='cpu'):  # -> write(i, concept) -> phrases
     "A grammar of the world, or a language model."
     if generator in GRAMMARS:
         return lambda i, concept: grammar(generator, concept, n, np.random.default_rng([seed, i]))
@@ -259,27 +259,30 @@ class Phrases:
     "Concepts with their phrases, and what these mean."
 
     names: list
-    said: list  # C lists of n phrases
+    written: list  # C lists of n phrases
     meaning: object  # phrase -> feature
     folder: Path
 
     def draw(
         self, near, rng, every: bool, alike: bool = False
     ) -> tuple:  # (B,k) concepts -> B phrases with `$`, (B,D) of length one
-        """For each picture a phrase of one of its concepts; `every`: all mentions become `$`, else the first; `alike`:
-        one throw of the dice for all pictures."""
-        place, luck = np.broadcast_to(rng.random((2, 1 if alike else len(near))), (2, len(near)))
+        """For each image a phrase of one of its concepts; `every`: all mentions become `$`, else the first; `alike`:
+        one draw for all images."""
+        place, chance = np.broadcast_to(rng.random((2, 1 if alike else len(near))), (2, len(near)))
         which = near[np.arange(len(near)), (place * near.shape[1]).astype(int)]
-        phrases = [self.said[c][int(u * len(self.said[c]))] for c, u in zip(which, luck)]
+        phrases = [self.written[c][int(u * len(self.written[c]))] for c, u in zip(which, chance)]
         gaps = [insert_placeholder(p, self.names[c], every) for p, c in zip(phrases, which)]
         return gaps, l2_normalize(self.meaning[phrases])
 
 
 def read_phrases(backbone, folder) -> Phrases:
     "Phrases and their features."
-    said = json.loads((Path(folder) / 'phrases.json').read_text(encoding='utf-8'))
+    written = json.loads((Path(folder) / 'phrases.json').read_text(encoding='utf-8'))
     return Phrases(
-        list(said), list(said.values()), text_features(backbone, [p for ps in said.values() for p in ps]), folder
+        list(written),
+        list(written.values()),
+        text_features(backbone, [p for ps in written.values() for p in ps]),
+        folder,
     )
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #dcf2b50f
@@ -291,7 +294,7 @@ def cosine_distance(a, b) -> torch.Tensor:  # (B,D), (B,D) -> (B,)
 @torch.enable_grad()
 def invert(
     backbone,
-    features,  # (B,D) raw, of pictures
+    features,  # (B,D) raw, of images
     near,  # (B,k) their concepts
     phrases: Phrases,
     steps: int = 350,
@@ -299,16 +302,16 @@ def invert(
     phrase_weight: float = 0.5,
     seed=0,
 ) -> torch.Tensor:  # (B,W)
-    "A pseudo-word for each picture, by descent (SEARLE, Sec. 3.1); the company of other pictures does not matter."
+    "A pseudo-word for each image, by descent (SEARLE, Sec. 3.1); other images in the batch have no effect."
     decay = 0.99 ** (350 / steps)  # shorter searches forget their beginning as well
     rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     target, backbone = torch.as_tensor(np.asarray(features)).float().to(backbone.device), backbone.requires_grad_(False)
     word = (0.02 * torch.randn(1, backbone.W, generator=g)).repeat(len(target), 1).to(backbone.device).requires_grad_()
     optimizer, mean = torch.optim.AdamW([word], lr=lr, weight_decay=0.01), None
     for _ in range(steps):
-        asked = [TEMPLATES[rng.integers(len(TEMPLATES))]] * len(target)
+        prompts = [TEMPLATES[rng.integers(len(TEMPLATES))]] * len(target)
         gaps, z = phrases.draw(near, rng, every=False, alike=True)
-        loss = cosine_distance(backbone.encode_pseudo(asked, word), target) + phrase_weight * cosine_distance(
+        loss = cosine_distance(backbone.encode_pseudo(prompts, word), target) + phrase_weight * cosine_distance(
             backbone.encode_pseudo(gaps, word), z.to(target.device)
         )
         optimizer.zero_grad()
@@ -326,11 +329,11 @@ def inverted_tokens(backbone, key: str, features, phrases: Phrases, near, c, blo
         words = invert(backbone, features[rows], near[rows], phrases, c.search_steps, c.search_lr, seed=c.seed)
         return words, range(len(part)), {}
 
-    asked = dict(few=c.num_concepts_inversion, search_steps=c.search_steps, search_lr=c.search_lr, seed=c.seed)
+    settings = dict(few=c.num_concepts_inversion, search_steps=c.search_steps, search_lr=c.search_lr, seed=c.seed)
     folder = stored(
         'words',
         f'{backbone.name}-searle',
-        dict(backbone=backbone.name, dtype=precision(backbone), n=len(features), block=block, **asked),
+        dict(backbone=backbone.name, dtype=precision(backbone), n=len(features), block=block, **settings),
         lambda to: fill_blocks(to, list(range(len(features))), backbone.W, encode, block, 'searches'),
         inputs=[backbone.fingerprint, key, phrases.folder],
         resume=True,

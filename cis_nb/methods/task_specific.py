@@ -57,8 +57,8 @@ class AttributeSolution(FeatureMethod):
 
     name: str = 'specific'
     title: str = 'Specific solutions'
-    look: Callable = nearest_name  # which of some names an image shows
-    labels: object = None  # `Labels`: what annotations say, behind the features of an image
+    classify: Callable = nearest_name  # which of some names an image shows
+    labels: object = None  # `Labels`: annotations, appended to the features of an image
 
     def encode_gallery(self, images):
         f = super().encode_gallery(images)
@@ -70,7 +70,7 @@ class AttributeSolution(FeatureMethod):
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #ebf8fcda
 @dataclass(kw_only=True)
 class FocusAttribute(AttributeSolution):
-    "Names the reference's attribute of the type that is asked, and looks for the name."
+    "Names the reference's attribute of the type in the condition, and ranks by the name."
 
     types: dict  # type -> attributes
     prompts: tuple = NAME_ONLY
@@ -92,13 +92,13 @@ class FocusAttribute(AttributeSolution):
                     f'leave them out or give its attributes; known types: {", ".join(self.types)}'
                 )
             rows, vectors = torch.tensor(texts == t), name_vectors(self.backbone, self.types[t], self.prompts)
-            q[rows] = l2_normalize(self.look(ref[rows], self.types[t], vectors) @ vectors)
+            q[rows] = l2_normalize(self.classify(ref[rows], self.types[t], vectors) @ vectors)
         return q
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #7d4da7ec
 @dataclass(kw_only=True)
 class ChangeAttribute(AttributeSolution):
-    "Names the reference's object, and looks for the condition with that object."
+    "Names the reference's object, and ranks by the condition with that object."
 
     objects: list  # every object name
     prompts: tuple = ENSEMBLE
@@ -109,7 +109,7 @@ class ChangeAttribute(AttributeSolution):
     def encode_query(self, ref, texts) -> torch.Tensor:
         "`q` (B,D): the text “condition object”."
         vectors = name_vectors(self.backbone, self.objects, self.prompts)
-        which = self.look(ref, self.objects, vectors).argmax(1)
+        which = self.classify(ref, self.objects, vectors).argmax(1)
         return l2_normalize(self.read([f'{t} {self.objects[i]}' for t, i in zip(texts, which)]))
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #96bfb0d7
@@ -152,30 +152,30 @@ class SharedObjects(FeatureMethod):
         return dict(threshold=self.threshold, distance=self.distance)
 
     def encode_query(self, ref, texts) -> torch.Tensor:
-        "`q` (B,2C): the confidences `ref` (B,C) of the detector, and which name is asked for."
+        "`q` (B,2C): the confidences `ref` (B,C) of the detector, and the name in the condition."
         column = {n: i for i, n in enumerate(self.backbone.names)}
         if strange := [t for t in texts if t not in column]:
             raise KeyError(
-                f'{self.backbone.name} does not look for {strange[0]!r}; it knows {len(column)} names, '
+                f'{self.backbone.name} does not detect {strange[0]!r}; it knows {len(column)} names, '
                 f'such as {", ".join(self.backbone.names[:5])}'
             )
         return torch.cat([ref, F.one_hot(torch.tensor([column[t] for t in texts]), len(column)).float()], 1)
 
     def score(self, q, gallery) -> torch.Tensor:
-        "`S` (B,N) in [0,1] for images that show what is asked, else -1."
-        (ref, asked), there = q.chunk(2, -1), (gallery > self.threshold).float()
-        shown = (there @ asked[..., None]).squeeze(-1) > 0
+        "`S` (B,N) in [0,1] for images that show the condition, else -1."
+        (ref, wanted), there = q.chunk(2, -1), (gallery > self.threshold).float()
+        shown = (there @ wanted[..., None]).squeeze(-1) > 0
         return torch.where(shown, bag_similarity(ref > self.threshold, there, self.distance), torch.tensor(-1.0))
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #c5e087aa
 class Detector:
-    "Looks for things with names; stands in the place of a backbone."
+    "An object detector with a vocabulary, used as the backbone of a method."
 
     dtype = torch.float32
 
     def __init__(self, name: str, names: list, record: dict):  # record: all else that decides the confidences
         if len(set(names)) < len(names):
-            raise ValueError(f'{name}: a name stands in the vocabulary twice')
+            raise ValueError(f'{name}: a name is in the vocabulary twice')
         self.name, self.names, self.record = name, list(names), record
 
     @property
@@ -191,9 +191,9 @@ class Detector:
         return image_features(self, images.ids, images.load, images.key)
 
     @torch.no_grad()
-    def detect(self, pictures) -> torch.Tensor:  # PIL pictures -> (B,C)
+    def detect(self, images) -> torch.Tensor:  # PIL images -> (B,C)
         "Confidences in [0,1]."
-        return self.encode_image(torch.stack([self.preprocess(p) for p in pictures]))
+        return self.encode_image(torch.stack([self.preprocess(p) for p in images]))
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #a53582a3
 def vocabulary(root) -> tuple:  # names, the stuff among them
@@ -239,7 +239,7 @@ OF_THINGS, OF_STUFF = ('a photo of a {}',), ('a thing on the {}', 'a thing in fr
 
 
 class _Windows(Detector):
-    "What is decided before anything is looked at."
+    "The settings of a detector before it sees an image."
 
     def __init__(self, backbone, names, stuff=(), windows=WINDOWS, sharpness=0.5, power=None):
         self.backbone, self.windows, self.sharpness, self.stuff = backbone, windows, sharpness, list(stuff)
@@ -262,13 +262,13 @@ class _Windows(Detector):
         self.vectors = torch.where(self.is_stuff[:, None], of[1], of[0])
         self.share = torch.tensor([s for s, n in windows.items() for _ in range(n * n)])
 
-    def preprocess(self, picture) -> torch.Tensor:  # (3,S,S), twice the backbone's input
+    def preprocess(self, image) -> torch.Tensor:  # (3,S,S), twice the backbone's input
         side = 2 * self.backbone.image_size
-        return self.backbone.normalise(np.array(picture.convert('RGB').resize((side, side), Image.BICUBIC))[None])[0]
+        return self.backbone.normalise(np.array(image.convert('RGB').resize((side, side), Image.BICUBIC))[None])[0]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #a3fa0b45
 class WindowDetector(_Windows):
-    "A backbone that looks through windows."
+    "A backbone applied to windows of an image."
 
     def per_window(self, pixels) -> torch.Tensor:  # (B,3,S,S) -> (B,W,C), shares
         "What each window shows: shares of things that sum to one, and shares of stuff."
@@ -317,15 +317,15 @@ def _segment_name(scene, value: int) -> str:
 
 def training_scenes(n: int, seed=3, side=128) -> tuple:
     "Images (n,side,side,3) of busy scenes of the world's training kind, and the share of each name in each image."
-    pictures, shares = [], []
+    images, shares = [], []
     for i in range(n):
         r = random.Random(seed * 10**9 + i)
         s = draw_scene(r, n_things=r.choice((3, 4, 4, 5, 5, 6)), pair_ok=training_combination)
-        picture, segments = render(s, side, with_segments=True)
+        image, segments = render(s, side, with_segments=True)
         areas = zip(*np.unique(segments, return_counts=True))
-        pictures.append(picture)
+        images.append(image)
         shares.append({_segment_name(s, int(v)): k / side**2 for v, k in areas})
-    return np.stack(pictures), shares
+    return np.stack(images), shares
 
 
 def present_names(shares, names, rules=Rules()) -> np.ndarray:  # (n,C) bool
@@ -337,8 +337,8 @@ def detector_powers(detector, n=300) -> np.ndarray:  # (C,)
     "The calibration powers of a detector's names from `n` training scenes; kept in the store."
 
     def build(folder):
-        pictures, shares = training_scenes(n)
-        conf = detector.detect(map(Image.fromarray, pictures))
+        images, shares = training_scenes(n)
+        conf = detector.detect(map(Image.fromarray, images))
         np.save(folder / 'powers.npy', calibration_powers(conf, present_names(shares, detector.names)))
 
     folder = stored('detector', detector.name, dict(n=n), build, inputs=[detector.fingerprint])
@@ -385,7 +385,7 @@ class OpenDetector(Detector):
         processor, tokenizer, detector = _owlv2_classes(folder)
         record = {k: fingerprint(folder / f) for k, f in _OWLV2_FILES.items()}
         super().__init__('owlv2', names, dict(record, prompt=prompt))
-        self.eye = processor.from_pretrained(folder, local_files_only=True)
+        self.processor = processor.from_pretrained(folder, local_files_only=True)
         model = detector.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         self.model = model.eval().to(pick_device(device))
         texts = [prompt.format(n) for n in names]
@@ -398,8 +398,8 @@ class OpenDetector(Detector):
         ids = tokenizer(texts, padding='max_length', truncation=True, max_length=length, return_tensors='pt')
         return self.model.owlv2.text_projection(self.model.owlv2.text_model(**ids.to(self.model.device))[1])
 
-    def preprocess(self, picture) -> torch.Tensor:
-        return self.eye(images=picture.convert('RGB'), return_tensors='pt')['pixel_values'][0]
+    def preprocess(self, image) -> torch.Tensor:
+        return self.processor(images=image.convert('RGB'), return_tensors='pt')['pixel_values'][0]
 
     def _logits(self, pixels) -> torch.Tensor:  # (B,3,H,W) -> (B,boxes,C)
         features = self.model.image_embedder(pixels.to(self.model.device))[0].flatten(1, 2)
@@ -449,16 +449,16 @@ class Labels:
             image_key(dict(image_id=r.image_id, instance_bbox=r.instance_bbox)): i
             for i, r in enumerate(x.table.itertuples())
         }
-        self.row, self.says = row, np.zeros((len(x.table), len(self.column)), bool)
+        self.row, self.positive = row, np.zeros((len(x.table), len(self.column)), bool)
         yes = x.labels[x.labels.positive]
-        self.says[yes.instance, [self.column[a] for a in yes.attribute]] = True
-        self.says[np.arange(len(x.table)), [self.column[o,] for o in x.table.object_name]] = True
+        self.positive[yes.instance, [self.column[a] for a in yes.attribute]] = True
+        self.positive[np.arange(len(x.table)), [self.column[o,] for o in x.table.object_name]] = True
 
     def extend(self, f, ids) -> Labelled:
         "Features (N,D) of images with their labels behind them (N,D+labels); an image without labels is left out."
         known = [i for i in ids if i in f.index and i in self.row]
-        seen, says = f.array[[f.index[i] for i in known]], self.says[[self.row[i] for i in known]]
-        return Labelled(np.concatenate([seen, says], 1, dtype=np.float32), {i: k for k, i in enumerate(known)})
+        visual, positive = f.array[[f.index[i] for i in known]], self.positive[[self.row[i] for i in known]]
+        return Labelled(np.concatenate([visual, positive], 1, dtype=np.float32), {i: k for k, i in enumerate(known)})
 
     def attribute(self, ref, names, vectors) -> torch.Tensor:
         return ref[:, [vectors.shape[1] + self.column[n] for n in names]]
@@ -482,7 +482,7 @@ class TaskSpecificPlugin(Plugin):
     "One solution for each task of GeneCIS, made by `solutions`."
 
     name, title, paper, color, paper_row = 'specific', 'Specific solutions', 'genecis', 'ink', 'specific_solution'
-    variants = {'specific_annotations': Style('Specific solutions, told the labels')}
+    variants = {'specific_annotations': Style('Specific solutions with annotated labels')}
 
     def untrained(self, backbone, seed=0):
         raise TypeError(
@@ -513,18 +513,18 @@ def solutions(
 
 
 def upper_bounds(root, backbone, tasks=TASKS) -> dict:  # task -> method
-    "The same, told by the annotations what they otherwise must see."
-    as_ = dict(name='specific_annotations', title=TaskSpecificPlugin.variants['specific_annotations'].title)
+    "The specific solutions with labels from the annotations instead of predictions."
+    named = dict(name='specific_annotations', title=TaskSpecificPlugin.variants['specific_annotations'].title)
     labels = Labels(root) if any(t.endswith('attribute') for t in tasks) else None
     lists = Annotations(root) if any(t.endswith('object') for t in tasks) else None
     found = {}
     for t in tasks:
         if t == 'focus_attribute':
-            told = dict(types=labels.types, look=labels.attribute, labels=labels)
-            found[t] = FocusAttribute(backbone=backbone, **told, **as_)
+            options = dict(types=labels.types, classify=labels.attribute, labels=labels)
+            found[t] = FocusAttribute(backbone=backbone, **options, **named)
         elif t == 'change_attribute':
-            told = dict(objects=labels.objects, look=labels.object, labels=labels)
-            found[t] = ChangeAttribute(backbone=backbone, **told, **as_)
+            options = dict(objects=labels.objects, classify=labels.object, labels=labels)
+            found[t] = ChangeAttribute(backbone=backbone, **options, **named)
         else:
-            found[t] = SharedObjects(backbone=lists, **as_)
+            found[t] = SharedObjects(backbone=lists, **named)
     return found

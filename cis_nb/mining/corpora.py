@@ -158,7 +158,7 @@ def text_record(path: Path) -> dict:
     "`hash_text`, kept in the store as long as size and time of the file stay the same."
     s = path.stat()
     if abs(time.time() - s.st_mtime) < 2:
-        return hash_text(path)  # clocks of file systems are coarse: it may change again and look the same
+        return hash_text(path)  # clocks of file systems are coarse: it may change again and have the same time
 
     def build(folder):
         (folder / 'text.json').write_text(json.dumps(hash_text(path)))
@@ -406,10 +406,10 @@ def corpus_folder(
     "The folder of a corpus (LinCIR, Sec. 3.1), made on first use and resumed after a kill."
     one_of('keys', keys, KEYS)
 
-    def look():
+    def find_sources():
         return [caption_source(s, photos) for s in sources_of(sources)]
 
-    found, parser = look(), parser_for(sources, parser)
+    found, parser = find_sources(), parser_for(sources, parser)
     parser = find_parser() if parser == 'auto' else parser
     name = '+'.join(_plain(Path(s).name) for s in sources_of(sources))
     record = dict(parser=parser_name(load_parser(parser)), keys=keys, portion=portion, seed=seed)
@@ -420,7 +420,7 @@ def corpus_folder(
         'corpus',
         f'{name}-{keys}',
         record,
-        lambda folder: _build(folder, found, look, portion, processes, how, about),
+        lambda folder: _build(folder, found, find_sources, portion, processes, how, about),
         [*(s.key for s in found), *versions, *([Path(parser)] if Path(parser).is_dir() else [])],
         resume=True,
     )

@@ -19,12 +19,12 @@ def _reject_unusable(scores, targets, valid, names):
     if len(bad):
         raise ValueError(
             f'{name(bad[0][0])}: the score of candidate {bad[0][1]} is {scores[tuple(bad[0])]}; {len(set(bad[:, 0]))}'
-            f' of {len(scores)} queries have scores that are not finite: look for NaN in the features'
+            f' of {len(scores)} queries have scores that are not finite: check the features for NaN'
         )
     if len(none := np.flatnonzero((targets < 0).all(1))):
         raise ValueError(f'{name(none[0])} has no target')
     if targets.max(initial=-1) >= scores.shape[1]:
-        raise ValueError(f'a target stands in column {targets.max()} of a gallery of {scores.shape[1]}')
+        raise ValueError(f'target column {targets.max()} exceeds a gallery of {scores.shape[1]} images')
     gone = (targets >= 0) & ~np.take_along_axis(valid, np.maximum(targets, 0), 1)
     if gone.any():
         raise ValueError(
@@ -38,7 +38,7 @@ def ranks(
     valid=None,  # (Q,G) False: not a candidate
     names=None,  # (Q,) query ids, for messages
 ) -> np.ndarray:  # (Q,P) from 1; 0 pads
-    "The rank of each target; whatever ties with a target stands in front of it."
+    "The rank of each target; images with the score of a target rank before it."
     scores, targets = np.asarray(scores), np.asarray(targets)
     if targets.ndim == 1:
         targets = targets[:, None]

@@ -65,7 +65,7 @@ def _words(p: Protocol) -> list:
     "A protocol as short phrases; *partial* comes first."
     partial = [f'partial: {min(99.9, 100 * p.coverage):.1f} % of the images'] if p.coverage < 1 else []
     captions = [f'captions {p.caption}'] if p.caption != 'as given' else []
-    asked = [f'questions {p.questions}'] if p.questions else []
+    content = [f'questions {p.questions}'] if p.questions else []
     return partial + [
         f'gallery: {p.gallery}',
         f'text: “{p.prompt}”',
@@ -74,7 +74,7 @@ def _words(p: Protocol) -> list:
         f'ties {p.ties}',
         p.crop,
         *filter(None, [p.extra]),
-        *asked,
+        *content,
     ]
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6b84e04c
@@ -105,14 +105,14 @@ def _check_queries(q: pd.DataFrame, shared, name: str):
             )
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e0746ae7
-def _questions(q: pd.DataFrame, shared) -> str:
-    "A fingerprint of what is asked and who is ranked; a list that many queries share is read once."
+def _content_fingerprint(q: pd.DataFrame, shared) -> str:
+    "A fingerprint of queries, targets and galleries; a list that many queries share is read once."
     once = {id(l): fingerprint(list(l)) for col in (q.targets, q.gallery, q.excluded) for l in col if l is not None}
-    told = [
+    rows = [
         [i, r if isinstance(r, str) else None, c, *(once.get(id(l)) for l in ls)]
         for i, r, c, *ls in zip(q.query_id, q.reference, q.condition, q.targets, q.gallery, q.excluded)
     ]
-    return fingerprint([told, shared and list(shared)])[:8]
+    return fingerprint([rows, shared and list(shared)])[:8]
 
 
 def reachable(queries: pd.DataFrame, shared_gallery=None) -> tuple:  # queries, ids of those left out
@@ -155,7 +155,7 @@ class Task:
         if 'excluded' not in q:
             q['excluded'] = [[] for _ in range(n)]
         _check_queries(q, self.shared_gallery, self.name)
-        self.queries, self.protocol = q, replace(self.protocol, questions=_questions(q, self.shared_gallery))
+        self.queries, self.protocol = q, replace(self.protocol, questions=_content_fingerprint(q, self.shared_gallery))
         if self.images is None:
             self.images = _all_images(q, self.shared_gallery)
         if self.source is None:
@@ -286,7 +286,7 @@ def _ranked(queries, scores, targets, valid, ids, keep) -> pd.DataFrame:
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6d42ef91
 class _GalleryView:
-    "Some rows of an array (N,D), read when they are asked for."
+    "Some rows of an array (N,D), read on access."
 
     def __init__(self, array, rows: np.ndarray):
         self.array, self.rows = array, rows
@@ -436,7 +436,7 @@ def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple: 
 
 
 def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: why not}
-    "The tasks `load(name)` that can be asked; one that raises `absent` is missing, and if all do it is an error."
+    "The tasks `load(name)`; one that raises `absent` is missing, and if all are missing it is an error."
     tasks, errors = {}, {}
     for name in names:
         try:

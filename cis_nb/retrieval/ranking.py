@@ -52,7 +52,7 @@ def _block_shape(Q: int, N: int, D: int, device: torch.device, chunk: int = None
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #5e3adaea
 class _Chunks:
-    "A gallery by chunks of one shape: float32 on the device, each normalised once if asked for."
+    "A gallery by chunks of one shape: float32 on the device, each normalised once on request."
 
     def __init__(self, gallery, chunk: int, device: torch.device, normalise: bool):
         self.gallery, self.chunk, self.device, self.normalise = gallery, chunk, device, normalise
@@ -142,7 +142,7 @@ class _TopK:
         self.columns = torch.full((Q, k), -1, device=device)
 
     def add(self, block: slice, s: torch.Tensor, start: int) -> None:
-        "Look through a block of scores (B,width) whose first column is `start`; -inf is no candidate."
+        "Rank a block of scores (B,width) whose first column is `start`; -inf is no candidate."
         groups = s.view(len(s), -1, _GROUP)
         best, bound = groups.amax(2), self.scores[block, -1]
         rows, group = (best > bound[:, None]).nonzero(as_tuple=True)
@@ -263,11 +263,11 @@ class _Ranker:
         image = start + column if self.images is None else repr(self.images[start + column])
         return ValueError(
             f'query {self.name(block.start + row)}: the score of candidate {image} is {s[row, column]}: '
-            f'scores that are not finite cannot be ranked; look for NaN in the features'
+            f'scores that are not finite cannot be ranked; check the features for NaN'
         )
 
     def candidates(self, block: slice, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        "A block of scores; the targets' are written down, and −∞ stands for whoever is no distractor."
+        "A block of scores; those of targets are stored, and −∞ marks images that are no distractors."
         s = self.product(block, x)
         rows, columns, which = self.target_cells.inside(block, start, stop)
         self.found.view(-1)[self.place[which]] = s[rows, columns]
@@ -283,7 +283,7 @@ class _Ranker:
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #e87e3282
 def _sweep(ranker: _Ranker, subsets: list, expected, blocks: list, collect: bool) -> None:
-    "Stream the gallery once: count what is in front of the targets and, if asked for, collect the best k."
+    "Stream the gallery once: count the images before the targets and, on request, collect the best k."
     targets = ranker.found if expected is None else expected  # a single chunk meets them before it counts
     spans = ranker.chunks.spans()
     for start, stop in progress(spans, 'ranking', 'chunk') if len(spans) > 9 else spans:
@@ -551,6 +551,6 @@ def search_index(
     if q.shape[1] != index.d:
         raise ValueError(f'{path} holds vectors of {index.d} numbers, the queries have {q.shape[1]}')
     if not torch.isfinite(q).all():
-        raise ValueError('the queries have values that are not finite: look for NaN in the features')
+        raise ValueError('the queries have values that are not finite: check the features for NaN')
     scores, columns = index.search(np.ascontiguousarray(q.numpy()), k)
     return columns, scores

@@ -39,7 +39,7 @@ class RetrievalValidation:
     "The part of an objective that ranks held-out queries: `tasks` (name -> Task) and `method()` are the objective's."
 
     def after_step(self):
-        "Nothing follows an optimiser step, unless a subclass says so."
+        "A hook after each optimiser step; does nothing unless a subclass overrides it."
 
     @property
     def metric(self) -> str:

@@ -71,8 +71,8 @@ def mention_rate(thing, kind: str) -> float:
 
 def adjectives(thing, r, must=()) -> list:
     "The attributes that get mentioned, in English order; those of the types `must` always are."
-    said = [kind for kind in ADJECTIVE_ORDER if kind in must or r.random() < mention_rate(thing, kind)]
-    return [getattr(thing, kind) for kind in said]
+    kinds = [kind for kind in ADJECTIVE_ORDER if kind in must or r.random() < mention_rate(thing, kind)]
+    return [getattr(thing, kind) for kind in kinds]
 
 
 def describe(thing, r, must=(), name=None) -> str:
@@ -219,7 +219,7 @@ CHATTER = (
 
 
 def caption(scene, r, focus=None, must=(), patterns=SCENE_PATTERNS) -> str:
-    "One sentence about a scene, with the types `must` said of the thing `focus`."
+    "One sentence about a scene, that names the attribute types `must` of the thing `focus`."
     focus = focus or r.choice(scene.things)
     text = r.choice(patterns)(scene, r, focus, must)
     if scene.domain != 'plain' and r.random() < 0.8:
@@ -357,7 +357,7 @@ class WorldPairs:
         return self.twins * min(1, max(0, i - FIRST_TWIN) / (ALL_TWINS - FIRST_TWIN))
 
     def item(self, i: int) -> tuple:
-        "Kind, scene, number of the focus and attribute types that must be said, of pair `i`."
+        "Kind, scene, number of the focus and attribute types to be named, of pair `i`."
         r = self.random(i // 2, 7)
         kind, scene, k = self.draw(r)
         if r.random() >= self.twin_share(i):

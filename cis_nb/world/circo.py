@@ -220,11 +220,11 @@ def draw_circo(n: int, seed: int = 0) -> tuple:
         r = random.Random(9_500_000_000 + seed * 1_000_000 + k)
         reference, concept, conditions, drawn = draw_query(r)
         # further queries start at the first target and at the reference with its things elsewhere
-        questions = [(0, conditions)]
-        questions += [(at, draw_conditions(r, drawn[at - 1], concept)) for at in (1, len(drawn))]
-        for at, asked in questions:
-            text = ' and '.join(condition_sentence(c, r) for c in asked)
-            queries.append(CircoQuery(len(scenes) + at, concept, asked, text))
+        drawn_queries = [(0, conditions)]
+        drawn_queries += [(at, draw_conditions(r, drawn[at - 1], concept)) for at in (1, len(drawn))]
+        for at, needed in drawn_queries:
+            text = ' and '.join(condition_sentence(c, r) for c in needed)
+            queries.append(CircoQuery(len(scenes) + at, concept, needed, text))
         scenes += [reference, *drawn]
     return queries, scenes
 
@@ -288,8 +288,8 @@ def write_annotations(folder: Path, entries: list):
             entry = {k: v for k, v in e.items() if k not in ('kinds', 'group')} | dict(id=i)
             public.append(entry if split == 'val' else {k: entry[k] for k in PUBLIC_FIELDS})
         write_json(folder / f'{split}.json', public)
-    answers = {str(i): e['gt_img_ids'] for i, e in enumerate(splits['test'])}
-    write_json(folder / 'answers.test.json', answers)
+    targets = {str(i): e['gt_img_ids'] for i, e in enumerate(splits['test'])}
+    write_json(folder / 'answers.test.json', targets)
 
 
 def write_gallery(folder: Path, scenes, image_ids, seed: int):

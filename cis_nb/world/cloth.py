@@ -481,7 +481,7 @@ def color_distance(a, b) -> int:
     return sum(abs(x - y) for x, y in zip(a, b))
 
 
-# colour -> the second colours that can be told apart from it
+# colour -> second colours with enough contrast to it
 CONTRASTING = {
     name: [other for other, value in CLOTH_COLORS.items() if color_distance(value, rgb) > 170]
     for name, rgb in CLOTH_COLORS.items()

@@ -51,7 +51,7 @@ from cis_nb.world.scenes import (
 # %% ../../nbs/01_world/06_composed.ipynb #f78cad6e
 CELLS = ((16, 22), (48, 22), (16, 46), (48, 46))  # (x, y) in 64ths of the side
 LOOK_ATTRIBUTES = ('color', 'pattern', 'texture', 'pose', 'size')
-USUAL_LOOK = dict(pattern='plain', texture='smooth', pose='upright')  # these values are not said
+USUAL_LOOK = dict(pattern='plain', texture='smooth', pose='upright')  # these values are not named
 
 
 def cell_of(thing) -> int:
@@ -191,7 +191,7 @@ def _look_edits(before: dict, after: dict, stay: list) -> list:
 
 # %% ../../nbs/01_world/06_composed.ipynb #ad682bc3
 def _moves(before: dict, after: dict, stay: list) -> list:
-    "Edits for the categories that stand in another cell."
+    "Edits for the categories in another cell."
     moved = [c for c in stay if cell_of(before[c]) != cell_of(after[c])]
     if len(moved) == 2:
         p, q = moved
@@ -452,7 +452,7 @@ def full_phrase(thing, name: str) -> str:
 def _position_fields(edit, scene, after, name, r) -> dict:
     "The fields of `add` and `move`."
     t = thing_in(after, edit.what)
-    m = r.choice(landmarks(scene, after, cell_of(t)) or [t])  # none in a free group, where it is not said
+    m = r.choice(landmarks(scene, after, cell_of(t)) or [t])  # none in a free group, where it is not named
     where = RELATION_WORDS.get(cell_step(cell_of(t), cell_of(m)))
     return dict(n=name(edit.what), thing=full_phrase(t, name(edit.what)), where=where, m=name(m.category))
 
@@ -477,7 +477,7 @@ def sentence_fields(edit, scene, after, name, r) -> dict:
 
 # %% ../../nbs/01_world/06_composed.ipynb #c4c19bc7
 def by_comparison(edit, scene, after, r) -> Edit:
-    "A change of colour or pattern, often said by comparison with a thing that has it and keeps it."
+    "A change of colour or pattern, often described by comparison with an unchanged thing that has it."
     if edit.kind not in ('color', 'pattern'):
         return edit
     before, later = scene_facts(scene)[1], scene_facts(after)[1]
@@ -492,7 +492,7 @@ DESCRIPTION_FORMS = ('shows {}', 'the picture shows {}', 'there is {}', '{}')
 
 
 def target_description(scene, after, name, r) -> str:
-    "What `after` shows, said to somebody who sees `scene`: new things in full, others with what is new of them."
+    "A description of `after` for a reader who knows `scene`: new things in full, others by their changes."
     phrases = []
     for t in r.sample(after.things, len(after.things)):
         before = thing_in(scene, t.category)
@@ -548,7 +548,7 @@ CIRR_PAIRS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (0, 2), (0, 3), (0
 
 
 def fits_group(members, new, free=False) -> bool:
-    "Whether the pairs that `new` would end can be said."
+    "Whether the pairs that `new` would end can be described."
     n = len(members)
     pairs = [(members[i], new) for i, j in CIRR_PAIRS if j == n] + [(new, members[0])] * (n == 5)
     return all(is_sayable(edits_between(p, q, free), p, q, free) for p, q in pairs)

@@ -96,7 +96,7 @@ SMALL_RATE = 0.35  # share of companions so small that a lower bound of 5 % leav
 
 
 def scene_with(r, names, focus) -> Scene:
-    "A random scene in which the thing `focus` stands with things of these categories."
+    "A random scene with the thing `focus` and things of these categories."
     things = [focus, *(draw_thing(r, c, size=r.choice(SIZES)) for c in names)]
     r.shuffle(things)
     placed = []
@@ -108,7 +108,7 @@ def scene_with(r, names, focus) -> Scene:
 
 
 def draw_quadruple(r) -> list:
-    "Four scenes: two looks of a thing times two companies."
+    "Four scenes: two looks of a thing times two sets of other things."
     kind, *others = r.sample(THINGS, 1 + r.choice((2, 2, 4, 6)))
     half = len(others) // 2
     looks = [draw_thing(r, kind, size='large') for _ in range(2)]

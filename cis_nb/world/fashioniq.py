@@ -82,7 +82,7 @@ def draw_garment(d: Dice, category: str) -> Garment:
 
 # %% ../../nbs/01_world/08_fashioniq.ipynb #22fbfa0c
 def worn_image(product: Product, seed: int, size: int, is_dress: bool) -> Image.Image:
-    "A random person wears it before white paper; dresses are seen whole, tops from chin to thigh."
+    "A random person wears it before white paper; dresses are shown whole, tops from chin to thigh."
     d = Dice('worn', seed)
     zoom = d.pick((19, 20, 22) if is_dress else (26, 28, 30))  # sixteenths
     top = d.between(58, 64) if is_dress else d.between(50, 58)  # units above the image
@@ -264,7 +264,7 @@ CLAIM_TOPICS = dict(  # a caption has at most one claim of a topic
 
 
 def claim_holds(kind: str, value: str, a: Garment, b: Garment) -> bool:
-    "Whether a claim is true of `b`, seen from the candidate `a`."
+    "Whether a claim is true of `b` compared with the candidate `a`."
     return CLAIM_VALUES[one_of('kind', kind, CLAIM_VALUES)](a, b) == value
 
 

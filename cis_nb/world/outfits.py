@@ -191,7 +191,7 @@ PROPS = {}  # name -> text
 
 
 def add_props(text: str):
-    "Add things that stand about to `PROPS`; their origin is the middle of their foot."
+    "Add things that stand on the floor to `PROPS`; their origin is the middle of their foot."
     PROPS.update(read_sections(text))
 
 # %% ../../nbs/01_world/03_outfits.ipynb #b570b6a2

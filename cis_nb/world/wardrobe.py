@@ -513,7 +513,7 @@ class Product:
 
     @property
     def visible(self) -> tuple:
-        "All that can be seen of the product."
+        "All visible properties of the product."
         return self.subtype, self.cut, self.detail, self.pattern, self.scale, self.colors, self.lot
 
     @property

@@ -70,11 +70,11 @@ def write(root, queries=QUERIES, targets=TARGETS, names=None):
         (dict(targets='C:\\x.jpg 2'), 'leaves the folder'),
         (dict(queries=QUERIES + 'imgnet/real/a.jpg 2'), 'line 3: .* was named before'),
         (dict(targets=TARGETS + 'imgnet/x.jpg 4001'), 'domain 4, which has no name'),
-        (dict(queries='imgnet/real/a.jpg 2002'), 'is of domain toy; only real'),
-        (dict(queries='imgnet/real/a.jpg 3'), 'asks with class 3, and has the label 6002'),
+        (dict(queries='imgnet/real/a.jpg 2002'), 'is of domain toy; references must be real'),
+        (dict(queries='imgnet/real/a.jpg 3'), 'is a reference of class 3, and has the label 6002'),
         (dict(queries='imgnet/r/toy.jpg 2'), 'has the label 2002'),
-        (dict(names='0 wax\n6 real\n0 clay'), 'stands there twice'),
-        (dict(names='0 wax\n2 wax\n6 real'), 'stands there twice'),
+        (dict(names='0 wax\n6 real\n0 clay'), 'is repeated'),
+        (dict(names='0 wax\n2 wax\n6 real'), 'is repeated'),
         (dict(names='0 wax'), 'number 6, has no name'),
         (dict(names='wax\n6 real'), 'line 1: expected a number'),
         (dict(names='0 wax\n6 real'), 'domain 2, which has no name'),
@@ -120,7 +120,7 @@ def test_lists_with_pictures_without_and_with_some(tmp_path):
 
 def test_nothing_to_ask_is_an_error(tmp_path):
     root = put(tmp_path, ['photo/cat/0.jpg', 'sketch/dog/0.jpg'])
-    with pytest.raises(ValueError, match='no class of the photo pictures occurs in sketch'):
+    with pytest.raises(ValueError, match='no class of the photo images occurs in sketch'):
         load_domains(read_folders(root))
 
 
@@ -131,7 +131,7 @@ def test_folders_and_a_tar_with_dirt(tmp_path):
     (tmp_path / 'plain/.DS_Store').write_text('x')
     D = read_domains(tmp_path / 'plain')
     assert (
-        D.left_out.counts() == {'file that is no picture': 1, 'picture that is not in a folder domain/class/': 2}
+        D.left_out.counts() == {'file that is no image': 1, 'image that is not in a folder domain/class/': 2}
         and len(D.table) == 8
     )
     b = load_domains(D)
@@ -161,7 +161,7 @@ def test_folders_and_a_tar_with_dirt(tmp_path):
         (['wax/cat/0.jpg', 'clay/cat/0.jpg'], '', 'which of clay, wax is the real domain'),
         (['wax/cat/0.jpg', 'clay/cat/0.jpg'], 'photo', "'photo' is none of clay, wax"),
         (['photo/cat/0.jpg', 'more/clay/cat/0.jpg'], '', 'more than one folder'),
-        (['0.jpg'], '', 'no picture in a folder domain/class/'),
+        (['0.jpg'], '', 'no image in a folder domain/class/'),
     ],
 )
 def test_folders_that_are_no_domains(tmp_path, names, real, why):

@@ -154,7 +154,7 @@ DAMAGED = [
     (dict(queries=but(target='B99')), "entry 0: target 'B99' is not in the list of images"),
     (dict(queries=but(candidate='B99')), "entry 0: candidate 'B99' is not in the list of images"),
     (dict(queries=but(target='B0')), 'the target is the candidate itself'),
-    (dict(names=[*NAMES, 'B7', 'B8']), "'B7' stands there twice; 2 such"),
+    (dict(names=[*NAMES, 'B7', 'B8']), "'B7' is repeated; 2 such"),
     (dict(names=[*NAMES, 5]), 'entry 30: 5 is no name of an image'),
 ]
 OUTSIDE = ['../../etc/passwd', '/etc/passwd', 'a/b', 'a\\b', 'C:a', '..', '.', '', 'a\n', 'a.jpg', 'é']
@@ -212,11 +212,11 @@ def test_the_audit_counts_what_the_reader_refuses(tmp_path):
             'different candidates',
             'images in the list',
             'of these, used by a query',
-            'names that stand twice in the list',
+            'names that are repeated in the list',
             'candidates that are not in the list',
             'targets that are not in the list',
             'queries whose target is the candidate',
-            'pairs asked before',
+            'repeated pairs',
         )
     ] == [7, 5, 31, 6, 1, 1, 1, 1, 1]
     assert [
@@ -226,7 +226,7 @@ def test_the_audit_counts_what_the_reader_refuses(tmp_path):
             'queries with two empty captions',
             'captions with blanks at an end',
             'queries whose captions are the same',
-            'queries whose pair is asked the other way round too',
+            'queries whose pair also occurs in reverse',
         )
     ] == [3, 1, 2, 3, 3]
 

@@ -42,26 +42,26 @@ FLAWS = {
     'focus_attribute': {
         'the target is in the gallery too': 1,
         'the reference is in the gallery': 0,
-        'an image stands in the gallery twice': 6,
-        'the same query was asked before': 8,
+        'an image is in the gallery twice': 6,
+        'the query is a duplicate': 8,
     },
     'change_attribute': {
         'the target is in the gallery too': 0,
         'the reference is in the gallery': 79,
-        'an image stands in the gallery twice': 5,
-        'the same query was asked before': 74,
+        'an image is in the gallery twice': 5,
+        'the query is a duplicate': 74,
     },
     'focus_object': {
         'the target is in the gallery too': 0,
         'the reference is in the gallery': 0,
-        'an image stands in the gallery twice': 0,
-        'the same query was asked before': 427,
+        'an image is in the gallery twice': 0,
+        'the query is a duplicate': 427,
     },
     'change_object': {
         'the target is in the gallery too': 1,
         'the reference is in the gallery': 0,
-        'an image stands in the gallery twice': 0,
-        'the same query was asked before': 167,
+        'an image is in the gallery twice': 0,
+        'the query is a duplicate': 167,
     },
 }
 CENSUS = {

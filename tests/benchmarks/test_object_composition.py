@@ -159,7 +159,7 @@ def test_who_asks_and_who_is_left_out(tmp_path):
     assert {draw_objects(read_instances(write(tmp_path / 'crowd', crowd)), s)[0][0][0]['id'] for s in range(10)} == {1}
     tiny = coco()
     tiny['annotations'] = tiny['annotations'][4:]
-    with pytest.raises(ValueError, match='no picture has an object of the right size'):
+    with pytest.raises(ValueError, match='no image has an object of the right size'):
         load_composition(write(tmp_path / 'tiny', tiny, (1, 2)))
 
 

@@ -97,7 +97,7 @@ def test_shown_queries_follow_their_rules():
         3,
     ]
     asked = t.assign(task='focus_object', condition=['p', 'q', 'q', 'r'] * 2, reference=['i', 'i', 'j', 'j'] * 2)
-    assert examples.most_asked(asked, 'c', 'object').condition.tolist() == [
+    assert examples.condition_lines(asked, 'c', 'object').condition.tolist() == [
         'p',
         'q',
     ]  # both references have two; i has more right

@@ -21,7 +21,7 @@ def store(tmp_path, monkeypatch):
 
 
 def pictures(n=30):
-    table, found = C.random_triplets(60, 64, pictures=n, conditions=6)
+    table, found = C.random_triplets(60, 64, images=n, conditions=6)
     return table, found
 
 

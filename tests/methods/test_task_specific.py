@@ -83,7 +83,7 @@ def test_own_and_shared_galleries_agree():
 
 def test_an_object_outside_the_vocabulary_names_the_detector():
     m = sp.SharedObjects(backbone=SimpleNamespace(name='pond', names=['boat']))
-    with pytest.raises(KeyError, match="pond does not look for 'zebra'"):
+    with pytest.raises(KeyError, match="pond does not detect 'zebra'"):
         m.encode_query(torch.zeros(1, 1), ['zebra'])
 
 
@@ -208,7 +208,7 @@ def test_whatever_decides_confidences_decides_the_fingerprint(tiny):
         )
     ]
     assert len({d.fingerprint for d in made}) == 6
-    with pytest.raises(ValueError, match='stands in the vocabulary twice'):
+    with pytest.raises(ValueError, match='is in the vocabulary twice'):
         sp.WindowDetector(tiny, ['cat', 'cat'])
 
 
