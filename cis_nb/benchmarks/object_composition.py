@@ -165,7 +165,7 @@ def read_instances(root, split: str = 'val') -> Instances:
     return Instances(path, known['images'], objects, names, _images_in(folder, split, left), left)
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #883ce54c
-BAND = (0.05, 0.5)  # of the picture's area, open at both ends
+BAND = (0.05, 0.5)  # of the image's area, open at both ends
 NOTHING, ALONE, SIZE = (
     f'pictures {why}'
     for why in ('without an object', 'in which nothing else can be named', 'without an object of the right size')
