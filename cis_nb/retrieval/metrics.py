@@ -24,7 +24,7 @@ def _reject_unusable(scores, targets, valid, names):
     if len(none := np.flatnonzero((targets < 0).all(1))):
         raise ValueError(f'{name(none[0])} has no target')
     if targets.max(initial=-1) >= scores.shape[1]:
-        raise ValueError(f'target column {targets.max()} exceeds a gallery of {scores.shape[1]} images')
+        raise ValueError(f'there is no column {targets.max()} of a gallery of {scores.shape[1]} images')
     gone = (targets >= 0) & ~np.take_along_axis(valid, np.maximum(targets, 0), 1)
     if gone.any():
         raise ValueError(
