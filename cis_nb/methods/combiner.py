@@ -587,10 +587,8 @@ def training_rates(
     "Steps and triplets per second of three ways to train a Combiner, and how many times the slow way is passed."
     from cis_nb.training.loop import accelerator_for, adamw, update
 
-    acc, (table, images) = (
-        accelerator_for(str(backbone.device.type), dtype),
-        random_triplets(20 * batch_size, backbone.image_size, seed=seed),
-    )
+    acc = accelerator_for(str(backbone.device.type), dtype)
+    table, images = random_triplets(20 * batch_size, backbone.image_size, seed=seed)
 
     def net():
         return Combiner(backbone.D, projection, hidden).to(backbone.device)
