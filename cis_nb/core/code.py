@@ -138,11 +138,11 @@ def _package(thing) -> str:
 def _package_files(module: str) -> dict:  # file -> hash
     "The Python files of the package of a module outside of this library, or its one file; none for a notebook."
     loaded, top = sys.modules.get(module), sys.modules.get(module.split('.')[0])
-    files = [p for folder in getattr(top, '__path__', ()) for p in sorted(Path(folder).rglob('*.py'))]
+    folders = [Path(folder) for folder in getattr(top, '__path__', ())]
+    files = {p.relative_to(folder).as_posix(): p for folder in folders for p in sorted(folder.rglob('*.py'))}
     if not files and getattr(loaded, '__file__', None):
-        files = [Path(loaded.__file__)]
-    above = Path(top.__file__).parent if getattr(top, '__file__', None) else Path()
-    sources = {p.relative_to(above).as_posix(): without_comments(p.read_text(encoding='utf-8')) for p in files}
+        files = {Path(loaded.__file__).name: Path(loaded.__file__)}
+    sources = {name: without_comments(p.read_text(encoding='utf-8')) for name, p in files.items()}
     return {name: hashlib.sha256(source.encode()).hexdigest()[:16] for name, source in sources.items()}
 
 

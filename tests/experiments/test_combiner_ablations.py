@@ -85,7 +85,7 @@ def test_families_are_drawn_whole():
 
 
 def test_no_slope_without_a_distance():
-    with pytest.raises(ValueError, match='stand at the same place'):
+    with pytest.raises(ValueError, match='have the same value'):
         A.slope(dict(u=2.0, v=2.0))
 
 
