@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['LINCIR_CAPTIONS', 'PIC2WORD_IMAGES', 'PIC2WORD_EPOCHS', 'PIC2WORD_STORED', 'SEARLE_IMAGES', 'SEARLE_SEARCH_STEPS',
-           'SEARLE_EPOCHS', 'STEP_PARTS', 'QUERY_PARTS', 'QUERY_OF', 'PAPER_BACKBONES', 'METHOD_COLORS', 'COST_PIECES',
-           'RIVALS', 'Estimate', 'estimates', 'TowerRates', 'tower_rates', 'tower_table', 'paper_numbers_of',
-           'paper_tower_table', 'RandomFeatures', 'training_step', 'random_phrases', 'step_parts', 'clock_steps',
-           'training_hours', 'times_lincir', 'paper_hours', 'training_table', 'step_figure', 'query_parts',
-           'clock_query', 'query_seconds', 'paper_query_seconds', 'query_part_table', 'query_table', 'paper_points',
-           'paper_figure', 'step_seconds', 'stored_pieces', 'training_seconds', 'training_costs', 'training_scores',
-           'cost_points', 'cost_figure', 'ratio_evidence', 'training_evidence', 'tower_evidence']
+           'SEARLE_EPOCHS', 'STEP_PARTS', 'QUERY_PARTS', 'QUERY_OF', 'PAPER_BACKBONES', 'COST_PIECES', 'RIVALS',
+           'Estimate', 'estimates', 'TowerRates', 'tower_rates', 'tower_table', 'paper_numbers_of', 'paper_tower_table',
+           'RandomFeatures', 'training_step', 'random_phrases', 'step_parts', 'clock_steps', 'training_hours',
+           'times_lincir', 'paper_hours', 'training_table', 'step_figure', 'query_parts', 'clock_query',
+           'query_seconds', 'paper_query_seconds', 'query_part_table', 'query_table', 'paper_points', 'paper_figure',
+           'step_seconds', 'stored_pieces', 'training_seconds', 'training_costs', 'training_scores', 'cost_points',
+           'cost_figure', 'ratio_evidence', 'training_evidence', 'tower_evidence']
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #eb764126
 import operator
@@ -343,9 +343,6 @@ def query_table(parts: dict) -> pd.DataFrame:
     return pd.DataFrame(map(row, QUERY_OF), columns=['method', *(f'here, {n}' for n in parts), *paper])
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #60a062e5
-METHOD_COLORS = dict(LinCIR='blue', SEARLE='green', Pic2Word='orange')
-
-
 def paper_points() -> pd.DataFrame:  # the columns of the file, hours, panel
     "The points of LinCIR's Figure 4 with their training hours on eight A100 and the title of their panel."
     p = paper_numbers_of('lincir_figure4_points')
@@ -359,7 +356,7 @@ def paper_figure(points: pd.DataFrame):
     fig, axes = page(2.4, cols=4)
     for ax, (panel, here) in zip(axes, points.groupby('panel', sort=False)):
         for m, g in here.groupby('method', sort=False):
-            ax.plot(g.hours, g.value, marker='o', ms=4, label=m, color=color(METHOD_COLORS[m]))
+            ax.plot(g.hours, g.value, marker='o', ms=4, label=m, color=color(m.lower()))
         ax.set(title=panel, xlabel='hours, 8 A100', xscale='log', xlim=(0.35, 20))
         ax.set_xticks([0.5, 2, 10], ['0.5', '2', '10'])
         ax.minorticks_off()
@@ -429,10 +426,9 @@ def cost_points(costs: pd.DataFrame, scores: pd.DataFrame) -> list:  # of (metho
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #b6d5b238
 def cost_figure(points: list, title: str):
     "Score against total seconds, a point for each (method, seconds, mAP@5)."
-    colors = {m.lower(): c for m, c in METHOD_COLORS.items()}
     fig, ax = page(2.8, width=4)
     for m, seconds, value in points:
-        ax.scatter(seconds, value, color=color(colors.get(m, 'grey')))
+        ax.scatter(seconds, value, color=color(m))
         ax.annotate(m, (seconds, value), xytext=(5, 3), textcoords='offset points', fontsize=8)
     ax.set(title=title, xlabel='total seconds', ylabel='mAP@5 on the world’s CIRCO', xlim=(0, None), ylim=(0, None))
     return fig
