@@ -481,7 +481,7 @@ def attribute_types(root) -> dict:  # type -> attributes
 class TaskSpecificPlugin(Plugin):
     "One solution for each task of GeneCIS, made by `solutions`."
 
-    name, title, paper, color, paper_row = 'specific', 'Specific solutions', 'genecis', 'ink', 'specific_solution'
+    name, title, color, paper_row = 'specific', 'Specific solutions', 'ink', 'specific_solution'
     variants = {'specific_annotations': Style('Specific solutions with annotated labels')}
 
     def untrained(self, backbone, seed=0):
