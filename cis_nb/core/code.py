@@ -252,7 +252,7 @@ def held_state(thing, above: tuple = ()):
         return ['method', held_state(thing.__func__, above), held_state(thing.__self__, above)]
     return _held_by_object(thing, above)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #86c2b216
 _KNOWN = {*sys.stdlib_module_names, 'numpy', 'torch'}  # code that counts by its name
 
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TASK_LABELS', 'with_seed', 'seeds', 'of_seed', 'hits', 'task_mean', 'contrast', 'compare',
            'contrast_seeds', 'compare_seeds', 'interval_envelope', 'verdict', 'chance', 'over_seeds',
-           'format_uncertainty', 'paper_numbers', 'recalls', 'beside_paper', 'with_intervals', 'protocol_line', 'gain',
-           'headline', 'recall_bars']
+           'format_uncertainty', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'with_intervals',
+           'protocol_line', 'gain', 'headline', 'recall_bars']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from importlib.resources import files
@@ -154,6 +154,11 @@ def format_uncertainty(
     "A value with its interval, or with its standard deviation over seeds."
     return f'{r.value:.1f} ± {r.std:.1f}' if r.seeds > 1 else f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]'
 
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #dfc40835
+def read_printed(table: str) -> pd.DataFrame:
+    "A printed table in long form: dataset, method, backbone, setting, metric, k, value."
+    return pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
+
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #62383781
 TASK_LABELS = dict(
     focus_attribute='Focus Attribute',
@@ -168,7 +173,7 @@ TASK_LABELS = dict(
 
 def paper_numbers(table: str) -> pd.DataFrame:  # method, task, k, value, backbone
     "A table of the GeneCIS paper, e.g. `genecis_table2`, with the names of methods and tasks of this library."
-    df = pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
+    df = read_printed(table)
     ours = {style.paper_row: name for name, style in api.method_styles().items() if style.paper_row}
     method = (
         df.method.str.split(':')

@@ -10,13 +10,12 @@ __all__ = ['CAPTION_ORDERS', 'WEIGHTS', 'SUBMISSIONS', 'PromptedBenchmark', 'wit
            'gain_sentence', 'scores_of', 'weighted_sum', 'validation_tasks', 'TunedFusion', 'tune_fusion',
            'fusion_figure', 'prompted_entries', 'published_names', 'prompt_scores', 'with_rivals', 'prompt_table',
            'rival_differences', 'rival_table', 'pair_table', 'lead_evidence', 'spread_queries', 'same_queries',
-           'search_table', 'checked_submission', 'checked_submissions', 'best_first', 'read_printed', 'printed_table',
-           'paper_circo', 'paper_cirr', 'paper_fashioniq', 'paper_pic2word']
+           'search_table', 'checked_submission', 'checked_submissions', 'best_first', 'printed_table', 'paper_circo',
+           'paper_cirr', 'paper_fashioniq', 'paper_pic2word']
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #04900005
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from ..core.plotting import Page, color, forest, page
 from ..core.report import progress
 from .combiner_ablations import claim_evidence, format_interval
 from cis_nb.experiments.comparison import (
+    read_printed,
     UNTRAINED,
     contrast,
     contrast_seeds,
@@ -462,11 +462,6 @@ def best_first(per_query: pd.DataFrame, method: str, training: int, score: str =
     return mine.sort_values(by, ascending=ascending, ignore_index=True)
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c010d929
-def read_printed(table: str) -> pd.DataFrame:
-    "A printed table in long form: dataset, method, backbone, setting, metric, k, value."
-    return pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
-
-
 def printed_table(printed: pd.DataFrame, columns: pd.Series, index: list) -> pd.DataFrame:
     "Printed values in wide form: one row per `index`, headings from `columns`, in the printed order."
     once = printed.assign(heading=columns).drop_duplicates([*index, 'heading'])

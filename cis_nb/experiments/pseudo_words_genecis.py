@@ -17,10 +17,10 @@ from ..core.experiment_files import defaults, notebooks, parameters, read_notebo
 from ..core.parameters import checked
 from ..data.datasets import data_title
 from .combiner_ablations import claim_evidence
-from .comparison import chance, contrast_seeds
+from .comparison import read_printed, chance, contrast_seeds
 from .examples import lost_queries, ranking_strip
 from .genecis import GenecisRun, summary
-from .pseudo_words import prompted_entries, read_printed, score_table
+from .pseudo_words import prompted_entries, score_table
 from .sweeps import format_differences
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #a32e6d88

@@ -5,19 +5,18 @@
 # %% auto #0
 __all__ = ['LINCIR_CAPTIONS', 'PIC2WORD_IMAGES', 'PIC2WORD_EPOCHS', 'PIC2WORD_STORED', 'SEARLE_IMAGES', 'SEARLE_SEARCH_STEPS',
            'SEARLE_EPOCHS', 'STEP_PARTS', 'QUERY_PARTS', 'QUERY_OF', 'PAPER_BACKBONES', 'COST_PIECES', 'RIVALS',
-           'Estimate', 'estimates', 'TowerRates', 'tower_rates', 'tower_table', 'paper_numbers_of', 'paper_tower_table',
-           'RandomFeatures', 'training_step', 'random_phrases', 'step_parts', 'clock_steps', 'training_hours',
-           'times_lincir', 'paper_hours', 'training_table', 'step_figure', 'query_parts', 'clock_query',
-           'query_seconds', 'paper_query_seconds', 'query_part_table', 'query_table', 'paper_points', 'paper_figure',
-           'step_seconds', 'stored_pieces', 'training_seconds', 'training_costs', 'training_scores', 'cost_points',
-           'cost_figure', 'ratio_evidence', 'training_evidence', 'tower_evidence']
+           'Estimate', 'estimates', 'TowerRates', 'tower_rates', 'tower_table', 'paper_tower_table', 'RandomFeatures',
+           'training_step', 'random_phrases', 'step_parts', 'clock_steps', 'training_hours', 'times_lincir',
+           'paper_hours', 'training_table', 'step_figure', 'query_parts', 'clock_query', 'query_seconds',
+           'paper_query_seconds', 'query_part_table', 'query_table', 'paper_points', 'paper_figure', 'step_seconds',
+           'stored_pieces', 'training_seconds', 'training_costs', 'training_scores', 'cost_points', 'cost_figure',
+           'ratio_evidence', 'training_evidence', 'tower_evidence']
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #eb764126
 import operator
 import os
 from dataclasses import dataclass
 from functools import reduce
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from ..api import TrainingConfig
 from ..backbones.loading import load_backbone, text_backbone
 from ..core.plotting import color, page
 from ..core.store import manifest
+from .comparison import read_printed
 from .throughput import LINCIR_BATCH, LINCIR_STEPS, call_seconds
 from ..methods.lincir import SelfMasking
 from ..methods.pic2word import Pic2Word
@@ -124,15 +124,10 @@ def tower_table(rates: dict) -> pd.DataFrame:
     heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens in a caption'
     return pd.DataFrame(rows, columns=heads.split('|'))
 
-
-def paper_numbers_of(name: str) -> pd.DataFrame:
-    "A table of printed numbers by the name of its file."
-    return pd.read_csv(files('cis_nb') / 'paper' / f'{name}.csv')
-
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #240b7144
 def paper_tower_table() -> pd.DataFrame:
     "LinCIR's Table 2: rates of both towers, and captions per image."
-    printed = paper_numbers_of('lincir_table2_encoders').query('metric=="throughput_per_sec"')
+    printed = read_printed('lincir_table2_encoders').query('metric=="throughput_per_sec"')
     towers = dict(visual='images / s', textual='captions / s')
     tower = printed.setting.str.extract('encoder=(\\w+)')[0].map(towers)
     table = printed.assign(tower=tower).pivot_table(index='backbone', columns='tower', values='value', sort=False)
@@ -225,7 +220,7 @@ def times_lincir(hours: dict) -> dict:  # method -> Estimate
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #c6c5b0c7
 def paper_hours() -> pd.Series:
     "LinCIR's Table B.2: hours on eight A100 over ViT-L, by method."
-    b2 = paper_numbers_of('lincir_tableB2_time')
+    b2 = read_printed('lincir_tableB2_time')
     return b2[(b2.metric == 'train_hours_total') & b2.backbone.str.contains('ViT-L')].set_index('method').value
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #772fda61
@@ -321,7 +316,7 @@ PAPER_BACKBONES = ['CLIP ViT-L/14', 'OpenCLIP ViT-H/14', 'OpenCLIP ViT-G/14']
 
 def paper_query_seconds() -> pd.DataFrame:  # index method, columns PAPER_BACKBONES
     "LinCIR's Table B.2: seconds of one query on an A100."
-    printed = paper_numbers_of('lincir_tableB2_time').query('metric=="inference_sec_per_image"')
+    printed = read_printed('lincir_tableB2_time').query('metric=="inference_sec_per_image"')
     return printed.pivot(index='method', columns='backbone', values='value')[PAPER_BACKBONES]
 
 
@@ -345,7 +340,7 @@ def query_table(parts: dict) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #60a062e5
 def paper_points() -> pd.DataFrame:  # the columns of the file, hours, panel
     "The points of LinCIR's Figure 4 with their training hours on eight A100 and the title of their panel."
-    p = paper_numbers_of('lincir_figure4_points')
+    p = read_printed('lincir_figure4_points')
     metric = p.metric.map(dict(map='mAP', recall='R')) + '@' + p.k.astype(str)
     hours = p.setting.str.extract(r'train_hours=([\d.]+)')[0].astype(float)
     return p.assign(hours=hours, panel=p.dataset.str.split(':').str[0] + ', ' + metric)
