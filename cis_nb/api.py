@@ -301,6 +301,7 @@ REGISTRY = {
         'domain_conversion': 'cis_nb.benchmarks.domain_conversion:DomainConversionPlugin',
         'object_composition': 'cis_nb.benchmarks.object_composition:ObjectCompositionPlugin',
         'coco_captions': 'cis_nb.benchmarks.coco_captions:CocoCaptionsPlugin',
+        'lrvsf': 'cis_nb.benchmarks.lrvsf:LRVSFPlugin',
     },
     'backbone': {},  # the book's own are in `cis_nb.backbones.loading`; packages add functions like `load_backbone`
 }

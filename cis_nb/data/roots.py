@@ -92,12 +92,13 @@ WORLD_VERSIONS = {
     'domain_conversion': WorldVersion('cis_nb.world.domains:domain_root', ('per_class',), 12, folder='domains'),
     'object_composition': WorldVersion('cis_nb.world.domains:composition_root', ('pictures',), 600, folder='coco'),
     'coco_captions': WorldVersion('cis_nb.world.positives:positives_root', ('images',), 300, folder='coco'),
+    'lrvsf': WorldVersion('cis_nb.world.lrvsf:lrvsf_root', ('test',), 300, folder='lrvsf'),
 }
 
 
-def dataset_root(name: str, data: str = 'world', size: int = 0, seed: int = 0) -> Path:
+def dataset_root(name: str, data: str = 'world', size: int = 0, seed: int = 0, **given) -> Path:
     """The folder of a benchmark's data: the world's version of that `size` (0: the usual), the benchmark's own folder
-    below CIS_DATA (`data: published`), or what `data` names."""
+    below CIS_DATA (`data: published`), or what `data` names. `given` are further parameters of the world's version."""
     version = WORLD_VERSIONS[one_of('benchmark', name, WORLD_VERSIONS)]
     if not is_world(data):
         root = data_root(version.folder or name.replace('_', '-') if data == PUBLISHED_DATA else data)
@@ -105,4 +106,4 @@ def dataset_root(name: str, data: str = 'world', size: int = 0, seed: int = 0) -
         return inside if inside.is_dir() else root
     module, _, function = version.builder.partition(':')
     build = getattr(import_module(module), function)
-    return build(**dict.fromkeys(version.sizes, size or version.usual), **version.given, seed=seed)
+    return build(**dict.fromkeys(version.sizes, size or version.usual), **(version.given | given), seed=seed)

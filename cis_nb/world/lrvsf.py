@@ -11,7 +11,9 @@ __all__ = ['SPLIT_EIGHTHS', 'SplitProduct', 'DRAWN', 'LRVSF_SIDE', 'DrawnAddress
            'write_image_parquet', 'bootstrap_draws', 'write_lrvsf_products', 'write_lrvsf', 'lrvsf_root']
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #49e5f5b4
-import io, json, re
+import io
+import json
+import re
 from collections import namedtuple
 from functools import lru_cache
 from pathlib import Path
