@@ -10,8 +10,8 @@ __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'resu
 from dataclasses import asdict, dataclass, field, replace
 import numpy as np, pandas as pd, torch
 from ..core.store import fingerprint
-from .metrics import METRICS, ranks
-from .ranking import rank_gallery
+from .metrics import METRICS
+from .ranking import rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
 from ..api import Queries
@@ -215,56 +215,16 @@ def _restrict(b: Task, here: set) -> Task:
         source=None if b.source.ids is b.images else b.source,
     )
 
-# %% ../../nbs/02a_retrieval/02_protocol.ipynb #a5789299
-def _vectors(features):
-    "`vec(ids)` -> (n,D) raw image features."
-
-    def vec(ids):
-        rows = [features.index[i] for i in ids]
-        return torch.from_numpy(np.asarray(features.array[rows], dtype=np.float32))
-
-    return vec
-
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #d9120130
 def _excluded(q, protocol) -> set:
     "What a query must not find: its own list, and the reference where the protocol removes it."
     return {*q.excluded, *([q.reference] if protocol.reference == 'removed' else [])}
-
-
-def _own_galleries(method, bench, q, vec) -> tuple:
-    "Queries with a gallery each, their scores, target columns, valid and ids, padded to the longest."
-    rows = list(bench.queries.itertuples())
-    width = max(len(r.gallery) for r in rows)
-    ids = [list(r.gallery) + [r.gallery[0]] * (width - len(r.gallery)) for r in rows]
-    valid = np.arange(width) < np.array([[len(r.gallery)] for r in rows])
-    for v, r in zip(valid, rows):
-        v[[j for i in _excluded(r, bench.protocol) for j, g in enumerate(r.gallery) if g == i]] = False
-    gal = vec([i for g in ids for i in g]).view(len(rows), width, -1)
-    return bench.queries, method.score(q, gal), [[r.gallery.index(t) for t in r.targets] for r in rows], valid, ids
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e97dd987
 def _padded(lists, fill) -> np.ndarray:
     "Lists of different lengths as one array."
     width = max(map(len, lists))
     return np.array([[*x, *[fill] * (width - len(x))] for x in lists])
-
-
-def _top(scores, targets, valid, keep) -> np.ndarray:  # (Q,keep) columns
-    "The first `keep` candidates of each query, best first; of equal ones the targets come last, the others by column."
-    s, row, keep = (
-        np.where(valid, scores.astype(np.float64), -np.inf),
-        np.arange(len(scores))[:, None],
-        min(keep, scores.shape[1]),
-    )
-    have = targets >= 0
-    at = np.broadcast_to(row, targets.shape)[have], targets[have]
-    s[at] = np.nextafter(s[at], -np.inf)  # behind its equals, before everything that is less
-    cut = np.partition(s, -keep)[:, -keep, None]
-    tied = s == cut
-    first = np.nonzero((s > cut) | tied & (tied.cumsum(1) <= keep - (s > cut).sum(1, keepdims=True)))[1].reshape(
-        len(s), keep
-    )
-    return first[row, np.argsort(-s[row, first], axis=1, kind='stable')]
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #13e1930f
 def _lines(queries, ranks, sizes, top) -> pd.DataFrame:
@@ -277,12 +237,22 @@ def _lines(queries, ranks, sizes, top) -> pd.DataFrame:
     )
 
 
-def _ranked(queries, scores, targets, valid, ids, keep) -> pd.DataFrame:
+def _own_galleries(method, bench, q, features, keep) -> pd.DataFrame:
     "One line per query of those with a gallery each."
-    S, T = torch.as_tensor(scores).float().cpu().numpy(), _padded(targets, -1)
-    R = ranks(S, T, valid, list(queries.query_id))
-    top = [[g[j] for j in best if v[j]] for best, v, g in zip(_top(S, T, valid, keep).tolist(), valid, ids)]
-    return _lines(queries, R, valid.sum(1), top)
+    queries = bench.queries
+    gone = [_excluded(r, bench.protocol) for r in queries.itertuples()]
+    found = rank_own_galleries(
+        q,
+        features.array,
+        [[features.index[i] for i in gallery] for gallery in queries.gallery],
+        _padded([[gallery.index(t) for t in some] for gallery, some in zip(queries.gallery, queries.targets)], -1),
+        [[j for j, i in enumerate(gallery) if i in out] for gallery, out in zip(queries.gallery, gone)],
+        k=keep,
+        score=method.score,
+        names=list(queries.query_id),
+    )
+    top = [[gallery[j] for j in best if j >= 0] for best, gallery in zip(found.top.tolist(), queries.gallery)]
+    return _lines(queries, found.ranks, found.candidates, top)
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6d42ef91
 class _GalleryView:
@@ -395,7 +365,7 @@ def evaluate(
     task = task.restrict(features.index)
     q = method.encode_queries(task.as_queries())
     if task.shared_gallery is None:
-        per_query = _ranked(*_own_galleries(method, task, q, _vectors(features)), keep)
+        per_query = _own_galleries(method, task, q, features, keep)
     else:
         per_query = _shared_gallery(method, task, q, features, keep)
     per_query = per_query.assign(protocol=task.protocol.id)
@@ -467,9 +437,10 @@ def first_images(method, queries: Queries, ids: list, k: int, excluded=None) -> 
 @torch.no_grad()
 def ranked_members(method, queries: Queries, members: list) -> list:  # Q lists of ids
     "A short list of images for each query, ranked; equal scores keep the order of the list."
-    vec, ranked = _vectors(method.encode_gallery(queries.images)), []
+    features, ranked = method.encode_gallery(queries.images), []
     for q, own, name in zip(method.encode_queries(queries), members, queries.ids):
-        scores = method.score(q[None], vec(own))[0].float()
+        rows = features.array[[features.index[i] for i in own]]
+        scores = method.score(q[None], torch.from_numpy(np.asarray(rows, dtype=np.float32)))[0].float()
         if not torch.isfinite(scores).all():
             image = own[int((~torch.isfinite(scores)).nonzero()[0])]
             raise ValueError(f'query {name}: the score of candidate {image!r} is not finite')
