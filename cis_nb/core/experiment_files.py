@@ -40,6 +40,8 @@ def code_cells(nb: dict) -> list:
 def _literal(statement, source: str) -> tuple:
     "Name and value of one `name = value`."
     try:
+        if isinstance(statement, ast.AugAssign):
+            raise ValueError('it has no value of its own')
         (target,) = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return target.id, ast.literal_eval(statement.value)
     except (AttributeError, ValueError, TypeError):

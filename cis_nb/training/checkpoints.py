@@ -84,7 +84,8 @@ def load_checkpoint(
         tensors = load_file(path / 'model.safetensors')
         saved = torch.load(path / 'state.pt', weights_only=True, map_location='cpu')
     except Exception as e:
-        raise ValueError(f'checkpoint {path} cannot be read ({e}): delete it to start again') from e
+        reason = f'{type(e).__name__}: {str(e).partition(". ")[0]}'  # torch adds advice that is unsafe
+        raise ValueError(f'checkpoint {path} cannot be read ({reason}): delete it to start again') from e
     load_weights(modules, tensors)
     optimizer.load_state_dict(saved['optimizer'])
     return saved['state']
