@@ -280,7 +280,7 @@ def noise_unit(model, base: dict, seed: int = 0) -> float:
 
 def noise_norms(ax, captions, apart, scale: float):
     "Draw the norms of every law at `scale`; lines for captions (N,D) and image-caption differences (N,D)."
-    for law in [l for l in NOISES if l != 'none']:
+    for law in [name for name in NOISES if name != 'none']:
         norms = noise(law, (4000, captions.shape[1]), scale).norm(dim=-1).numpy()
         sns.histplot(norms, bins=60, stat='density', element='step', fill=False, label=NOISE_TITLES[law], ax=ax)
     for v, label, style in ((captions, 'captions’ features', ':'), (apart, 'image to caption', '--')):
