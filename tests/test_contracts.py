@@ -10,6 +10,7 @@ from PIL import Image
 
 from cis_nb import api
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.weights import BACKBONES
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.core.plotting import color
 from cis_nb.data.image_sources import ImageSource
@@ -170,6 +171,20 @@ def test_a_benchmark_asks_and_aggregates(name):
     assert not rows.duplicated(['task', 'metric', 'k']).any()
 
 
+@pytest.mark.parametrize('name', api.names('backbone'))
+def test_a_backbone_is_registered_by_its_name_and_names_the_method_that_makes_it(name):
+    plugin = api.get('backbone', name)
+    assert isinstance(plugin, api.BackbonePlugin) and plugin.name == name
+    assert plugin.made_by == '' or plugin.made_by in TRAINED
+    config = settings(dict(backbone=name))
+    assert config.backbone == name and config.method == (plugin.made_by or 'lincir')
+    assert config.pretrained == ('none' if plugin.made_by else 'default')
+
+
+def test_every_row_of_weights_is_registered():
+    assert {*api.names('backbone')} == {*BACKBONES, 'blip'}
+
+
 @pytest.mark.parametrize('name', ['tiny', 'tiny_s', 'tiny_xs', 'vit_b32'])
 def test_a_backbone_keeps_its_contract(name):
     b = load_backbone(name, 'none' if name.startswith('vit') else 'default', device='cpu')
@@ -180,13 +195,31 @@ def test_a_backbone_keeps_its_contract(name):
 
 
 def test_a_backbone_from_outside_is_found_by_name(tmp_path, monkeypatch):
-    module = (
-        'from cis_nb.backbones.loading import load_backbone\n\n\ndef mine(pretrained, *rest):\n    return pretrained'
-    )
+    module = '''
+from cis_nb.api import BackbonePlugin
+
+class Mine(BackbonePlugin):
+    name, made_by = 'mine', 'combiner'
+
+    def load(self, pretrained='default', *rest):
+        return pretrained
+'''
     (tmp_path / 'outside_backbone.py').write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(api.REGISTRY['backbone'], 'mine', 'outside_backbone:mine')
+    monkeypatch.setitem(api.REGISTRY['backbone'], 'mine', 'outside_backbone:Mine')
     assert load_backbone('mine', 'weights') == 'weights'
+    config = settings(dict(backbone='mine'))
+    assert (config.backbone, config.method, config.pretrained) == ('mine', 'combiner', 'none')
+    assert settings(dict(backbone='mine', method='lincir')).pretrained == 'default'
+
+
+@pytest.mark.parametrize('method', ['auto', *TRAINED])
+def test_a_training_refuses_an_unknown_backbone(method):
+    with pytest.raises(ValueError) as e:
+        settings(dict(backbone='vit_b31', method=method), 'some.yaml')
+    said = str(e.value)
+    assert said.startswith("some.yaml: backbone: 'vit_b31' is not allowed: known: tiny_xs, tiny_s, tiny, rn50x4, ")
+    assert said.endswith("; did you mean 'vit_b32'?")
 
 
 def test_a_name_that_is_not_registered_is_refused():

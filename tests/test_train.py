@@ -104,6 +104,31 @@ def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
         assert said in done.stderr
 
 
+ASKED_TWICE = """
+from cis_nb.train import settings, train_or_load
+
+train_or_load(settings(dict(samples=64, val_samples=4, steps=1, batch_size=4, eval_every=1, device='cpu')))
+"""
+
+
+@pytest.mark.e2e
+def test_under_a_torchrun_of_ones_own_a_run_is_refused_until_it_is_finished(tmp_path):
+    (tmp_path / 'ask.py').write_text(ASKED_TWICE)
+    env = dict(os.environ, CIS_STORE=str(tmp_path / 'store'), OMP_NUM_THREADS='1', PYTHONPATH=str(project_root()))
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
+
+    def ask(*before):
+        command = [sys.executable, *before, str(tmp_path / 'ask.py')]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+    refused = ask(*torchrun)
+    assert refused.returncode
+    assert 'call train_or_load in a single process with `processes: 2`' in refused.stderr
+    assert ask().returncode == 0
+    found = ask(*torchrun)
+    assert found.returncode == 0, found.stderr
+
+
 @pytest.mark.e2e
 def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypatch):
     import papermill
