@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['REGISTRY', 'Backbone', 'ImageSource', 'Queries', 'Method', 'Task', 'Benchmark', 'Objective', 'TrainingConfig',
            'configure', 'config_rows', 'resolve_method', 'backbone_maker', 'Style', 'Plugin', 'MainMetric',
-           'BenchmarkPlugin', 'BackbonePlugin', 'names', 'register', 'get', 'method_styles', 'method_style',
-           'main_metrics']
+           'Submission', 'BenchmarkPlugin', 'BackbonePlugin', 'names', 'register', 'get', 'method_styles',
+           'method_style', 'main_metrics', 'task_metrics', 'task_title']
 
 # %% ../nbs/00_api.ipynb #2021fb52
 from dataclasses import dataclass
@@ -266,6 +266,10 @@ class Plugin:
         "The method that a finished run has learned; `backbone` serves if it is the one of the run."
         raise TypeError(f'{self.name}: the plugin cannot load a run')
 
+    def pieces(self, objective: Objective, config) -> dict:
+        "What a training finds in the store at its first step: piece -> its folder, whose manifest has the seconds."
+        return {}
+
     def untrained(self, backbone, seed: int = 0) -> Method:
         "The method over a backbone, where nothing is learned."
         raise TypeError(f'{self.name} learns from data: name an experiment that trains it in `trainings`')
@@ -273,12 +277,23 @@ class Plugin:
 # %% ../nbs/00_api.ipynb #4c1ce481
 @dataclass(frozen=True)
 class MainMetric:
-    "The metric of a benchmark that the front page shows."
+    "The metric and cut-off by which methods are compared on a task."
 
     title: str
     task: str
     metric: str
     k: int
+    task_title: str = ''  # of the task alone
+
+
+class Submission(Protocol):
+    "The files that the server of a benchmark takes for one split."
+
+    made_from: Any  # what the files depend on, the method aside: for their key in the store
+
+    def write(self, method: Method, folder: Path): ...  # every file, checked
+    def count(self, file: Path) -> int: ...  # queries of a file, read again as the server would; ValueError if refused
+    def scores(self, file: Path) -> dict: ...  # metric -> percent; empty where the targets are secret
 
 
 class BenchmarkPlugin:
@@ -287,12 +302,18 @@ class BenchmarkPlugin:
     name: str
     title: str  # in tables
     main: dict = {}  # name in results -> MainMetric; a benchmark without one is not on the front page
+    tasks: tuple = ()  # of MainMetric: the tasks that a page can ask for by name in `sets`
+    parameters: dict = {}  # option of `load` -> the parameter of such a page that gives it
 
     def load(self, data: str = 'world', size: int = 0, seed: int = 0, **options):
         """The benchmark (`cis_nb.retrieval.protocol.Benchmark`) from `data`: world, a folder, or a name below CIS_DATA.
 
         `size` (0: the usual) and `seed` are of the world's version; `options` go to the benchmark's constructor."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
+
+    def submission(self, root: Path) -> Submission:
+        "What the server takes for the test split in a folder of the data."
+        raise TypeError(f'{self.name}: the plugin has no server')
 
 
 class BackbonePlugin:
@@ -391,3 +412,14 @@ def method_style(name: str) -> Style:
 def main_metrics() -> dict:  # name of a benchmark in results -> MainMetric
     "The main metric of every registered benchmark that names one."
     return {n: m for name in names('benchmark') for n, m in get('benchmark', name).main.items()}
+
+
+def task_metrics() -> dict:  # task -> MainMetric
+    "The metric of every task that a registered benchmark names."
+    return {m.task: m for name in names('benchmark') for m in get('benchmark', name).tasks}
+
+
+def task_title(task: str) -> str:
+    "How tables call a task; one that no benchmark names is shown as it is written."
+    known = task_metrics()
+    return known[task].task_title if task in known else task.replace('_', ' ').title()

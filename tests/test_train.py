@@ -81,7 +81,14 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
 
 
 @pytest.mark.e2e
-def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    'backbone, words',
+    [
+        ('vit_h', ['vit_h', 'open_clip_model.safetensors', 'GB']),
+        ('vit_b31', ["05_train: backbone: 'vit_b31' is not allowed: known: tiny_xs", "did you mean 'vit_b32'"]),
+    ],
+)
+def test_papermill_says_what_to_do_where_a_backbone_or_its_weights_are_not_there(tmp_path, backbone, words):
     env = dict(
         os.environ,
         HF_HUB_OFFLINE='1',
@@ -92,7 +99,7 @@ def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
         PYTHONPATH=str(project_root()),
     )
     done = subprocess.run(
-        [sys.executable, '-m', 'papermill', 'nbs/05_train.ipynb', '-p', 'backbone', 'vit_h'],
+        [sys.executable, '-m', 'papermill', 'nbs/05_train.ipynb', '-p', 'backbone', backbone],
         cwd=project_root(),
         env=env,
         capture_output=True,
@@ -100,7 +107,7 @@ def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
         timeout=600,
     )
     assert done.returncode != 0
-    for said in ('vit_h', 'open_clip_model.safetensors', 'GB'):
+    for said in words:
         assert said in done.stderr
 
 

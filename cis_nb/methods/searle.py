@@ -467,5 +467,14 @@ class SearlePlugin(Plugin):
         tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
         return Searle(backbone, phi, features, words, near, phrases, tasks, prompt=c.prompt, pretrained=c.pretrained)
 
+    def pieces(self, objective, config) -> dict:
+        images = training_images(objective.backbone, config.data, config.photos)
+        return {
+            'images encoded': images.features(objective.backbone).path,
+            'phrases written': objective.phrases.folder,
+            'phrases read': objective.phrases.meaning.path,
+            'words searched': Path(objective.words.filename).parent,
+        }
+
     def load(self, run, device='auto', backbone=None) -> PseudoWord:
         return load_pseudo_word(run, device, backbone)
