@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['REGISTRY', 'Backbone', 'ImageSource', 'Queries', 'Method', 'Task', 'Benchmark', 'Objective', 'TrainingConfig',
-           'configure', 'config_rows', 'resolve_method', 'Style', 'Plugin', 'MainMetric', 'BenchmarkPlugin', 'names',
-           'register', 'get', 'method_styles', 'method_style', 'main_metrics']
+           'configure', 'config_rows', 'resolve_method', 'backbone_maker', 'Style', 'Plugin', 'MainMetric',
+           'Submission', 'BenchmarkPlugin', 'BackbonePlugin', 'names', 'register', 'get', 'method_styles',
+           'method_style', 'main_metrics', 'task_metrics', 'task_title']
 
 # %% ../nbs/00_api.ipynb #2021fb52
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol, Sized, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
 
 # %% ../nbs/00_api.ipynb #1ddec01e
@@ -141,13 +142,11 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(extra='forbid', strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    backbone: str = Field(
-        'tiny', description='tiny, tiny_s, tiny_xs, rn50x4, vit_b32, vit_b16, vit_l, vit_h, vit_g, blip'
-    )
+    backbone: str = Field('tiny', description='a registered backbone: tiny, vit_b32, vit_l, …')
     pretrained: str = Field(
         'auto', description='auto, default, none, a file, a folder, or an experiment that trained one'
     )
-    method: str = Field('auto', description='a registered method; auto: contrastive for tiny backbones, else lincir')
+    method: str = Field('auto', description='a registered method; auto: the one that makes the backbone, else lincir')
     data: str = Field('world', description='world, or a folder of images with captions')
     samples: int = Field(20_000, ge=1, description='training samples drawn or mined')
     val_samples: int = Field(40, ge=1, description='held-out samples')
@@ -169,7 +168,20 @@ class TrainingConfig(BaseModel):
         '', description='torch.compile backend of the text tower; empty: off'
     )
 
+    @field_validator('backbone')
+    @classmethod
+    def _registered_backbone(cls, name: str) -> str:
+        if name not in names('backbone'):
+            raise ValueError(_choices(name, names('backbone')))
+        return name
+
 # %% ../nbs/00_api.ipynb #78720534
+def _choices(name, known: list) -> str:
+    "The known names, and the one that was probably meant."
+    near = ''.join(f'; did you mean {n!r}?' for n in get_close_matches(str(name), known, 1))
+    return f'known: {", ".join(known)}{near}'
+
+
 def _fault(error: dict, config: type) -> str:
     "One finding of pydantic in words."
     name, given = '.'.join(map(str, error['loc'])), error['input']
@@ -179,7 +191,8 @@ def _fault(error: dict, config: type) -> str:
             f'unknown parameter {name!r}{f"; did you mean {near[0]!r}?" if near else ""}; known:'
             f' {", ".join(sorted(config.model_fields))}'
         )
-    return f'{name}: {given!r} is not allowed: {error["msg"][0].lower()}{error["msg"][1:]}'
+    what = error['msg'].removeprefix('Value error, ')
+    return f'{name}: {given!r} is not allowed: {what[0].lower()}{what[1:]}'
 
 
 def configure(config: type, given: dict, source: str = '') -> BaseModel:
@@ -197,11 +210,15 @@ def config_rows(config: BaseModel) -> list:
 
 
 def resolve_method(given: dict) -> str:
-    "The method that training parameters mean; auto: contrastive for tiny backbones, else lincir."
+    "The method that training parameters mean; auto: the one that makes the backbone's weights, else lincir."
     method = given.get('method', 'auto')
-    if method != 'auto':
-        return method
-    return 'contrastive' if str(given.get('backbone', 'tiny')).startswith('tiny') else 'lincir'
+    return (backbone_maker(given) or 'lincir') if method == 'auto' else method
+
+
+def backbone_maker(given: dict) -> str:
+    "The method that makes the weights of the backbone in training parameters; empty where it is none of the book."
+    name = given.get('backbone', TrainingConfig.model_fields['backbone'].default)
+    return get('backbone', name).made_by if name in names('backbone') else ''
 
 # %% ../nbs/00_api.ipynb #1b48567e
 @dataclass(frozen=True)
@@ -249,6 +266,10 @@ class Plugin:
         "The method that a finished run has learned; `backbone` serves if it is the one of the run."
         raise TypeError(f'{self.name}: the plugin cannot load a run')
 
+    def pieces(self, objective: Objective, config) -> dict:
+        "What a training finds in the store at its first step: piece -> its folder, whose manifest has the seconds."
+        return {}
+
     def untrained(self, backbone, seed: int = 0) -> Method:
         "The method over a backbone, where nothing is learned."
         raise TypeError(f'{self.name} learns from data: name an experiment that trains it in `trainings`')
@@ -256,12 +277,23 @@ class Plugin:
 # %% ../nbs/00_api.ipynb #4c1ce481
 @dataclass(frozen=True)
 class MainMetric:
-    "The metric of a benchmark that the front page shows."
+    "The metric and cut-off by which methods are compared on a task."
 
     title: str
     task: str
     metric: str
     k: int
+    task_title: str = ''  # of the task alone
+
+
+class Submission(Protocol):
+    "The files that the server of a benchmark takes for one split."
+
+    made_from: Any  # what the files depend on, the method aside: for their key in the store
+
+    def write(self, method: Method, folder: Path): ...  # every file, checked
+    def count(self, file: Path) -> int: ...  # queries of a file, read again as the server would; ValueError if refused
+    def scores(self, file: Path) -> dict: ...  # metric -> percent; empty where the targets are secret
 
 
 class BenchmarkPlugin:
@@ -270,12 +302,31 @@ class BenchmarkPlugin:
     name: str
     title: str  # in tables
     main: dict = {}  # name in results -> MainMetric; a benchmark without one is not on the front page
+    tasks: tuple = ()  # of MainMetric: the tasks that a page can ask for by name in `sets`
+    parameters: dict = {}  # option of `load` -> the parameter of such a page that gives it
 
     def load(self, data: str = 'world', size: int = 0, seed: int = 0, **options):
         """The benchmark (`cis_nb.retrieval.protocol.Benchmark`) from `data`: world, a folder, or a name below CIS_DATA.
 
         `size` (0: the usual) and `seed` are of the world's version; `options` go to the benchmark's constructor."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
+
+    def submission(self, root: Path) -> Submission:
+        "What the server takes for the test split in a folder of the data."
+        raise TypeError(f'{self.name}: the plugin has no server')
+
+
+class BackbonePlugin:
+    "A backbone; subclasses, or instances of them, are registered by name."
+
+    name: str
+    made_by: str = ''  # the method whose training makes its weights; empty: they come from elsewhere
+
+    def load(
+        self, pretrained: str = 'default', device='auto', dtype: str = 'float32', seed: int = 0, golden: bool = False
+    ) -> Backbone:
+        "The backbone, ready to encode; the parameters are those of `cis_nb.backbones.loading.load_backbone`."
+        raise TypeError(f'{self.name}: the plugin loads no backbone')
 
 # %% ../nbs/00_api.ipynb #e9769b76
 REGISTRY = {
@@ -302,7 +353,10 @@ REGISTRY = {
         'object_composition': 'cis_nb.benchmarks.object_composition:ObjectCompositionPlugin',
         'coco_captions': 'cis_nb.benchmarks.coco_captions:CocoCaptionsPlugin',
     },
-    'backbone': {},  # the book's own are in `cis_nb.backbones.loading`; packages add functions like `load_backbone`
+    'backbone': {
+        name: 'cis_nb.backbones.loading:PLUGINS'
+        for name in 'tiny_xs tiny_s tiny rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip'.split()
+    },
 }
 _in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given
 
@@ -330,13 +384,15 @@ def register(kind: str, plugin):
 
 @lru_cache(maxsize=None)
 def get(kind: str, name: str):
-    "The registered object of a name; a class is instantiated."
+    "The registered object of a name; a class is instantiated, a table read at the name."
     if name not in names(kind):
-        raise ValueError(f'{kind}: {name!r} is not registered; known: {", ".join(names(kind))}')
+        raise ValueError(f'{kind}: {name!r} is not registered; {_choices(name, names(kind))}')
     if name in _in_this_process[kind]:
         return _in_this_process[kind][name]
     module, _, attribute = (_entry_points(kind) | REGISTRY[kind])[name].partition(':')
     found = getattr(import_module(module), attribute)
+    if isinstance(found, dict):
+        return found[name]
     return found() if isinstance(found, type) else found
 
 # %% ../nbs/00_api.ipynb #c3ae5020
@@ -356,3 +412,14 @@ def method_style(name: str) -> Style:
 def main_metrics() -> dict:  # name of a benchmark in results -> MainMetric
     "The main metric of every registered benchmark that names one."
     return {n: m for name in names('benchmark') for n, m in get('benchmark', name).main.items()}
+
+
+def task_metrics() -> dict:  # task -> MainMetric
+    "The metric of every task that a registered benchmark names."
+    return {m.task: m for name in names('benchmark') for m in get('benchmark', name).tasks}
+
+
+def task_title(task: str) -> str:
+    "How tables call a task; one that no benchmark names is shown as it is written."
+    known = task_metrics()
+    return known[task].task_title if task in known else task.replace('_', ' ').title()

@@ -21,7 +21,7 @@ from .backbones.loading import load_backbone
 from .core.experiment_files import receipt_path
 from .core.parameters import pick_device
 from .core.store import manifest, store_root, stored
-from .training.launch import launch
+from .training.launch import launch, under_torchrun
 from .training.loop import accelerator_for, train
 from .training.validation import run_folder
 
@@ -31,11 +31,9 @@ FREE = ('device', 'log_every', 'workers', 'processes')  # how a run is made, not
 
 def settings(given: dict, source: str = '') -> TrainingConfig:
     "The checked configuration of a training; `auto` values are resolved. Raises ValueError with field and value."
-    tiny = str(given.get('backbone', 'tiny')).startswith('tiny')
-    method = api.resolve_method(given)
-    pretrained = given.get('pretrained', 'auto')
+    method, pretrained = api.resolve_method(given), given.get('pretrained', 'auto')
     if pretrained == 'auto':
-        pretrained = 'none' if tiny and method == 'contrastive' else 'default'
+        pretrained = 'none' if method == api.backbone_maker(given) else 'default'
     plugin = api.get('method', method)
     if not plugin.trains:
         able = [n for n in api.names('method') if api.get('method', n).trains]
@@ -81,14 +79,23 @@ def fit(folder, given: dict) -> pd.DataFrame:
 
 # %% ../nbs/05_train.ipynb #6e75d7fb
 def train_or_load(config: TrainingConfig) -> Path:
-    "The run of a configuration: from the store, continued, or begun."
+    "The run of a configuration: from the store, continued, or begun; RuntimeError if several processes want to train."
     plugin, given = api.get('method', config.method), config.model_dump()
     start = load_backbone(config.backbone, config.pretrained, device='cpu')
+
+    def build(folder):
+        if under_torchrun() and (n := int(os.environ['WORLD_SIZE'])) > 1:
+            raise RuntimeError(
+                f'torchrun has started {n} processes that all ask for one training, and only one of them may write its'
+                f' run; call train_or_load in a single process with `processes: {n}`, it starts the others itself'
+            )
+        launch('cis_nb.train:fit', config.processes, [str(folder), given])
+
     return stored(
         'run',
         '-'.join([config.backbone, config.method, Path(config.data).name]),
         {k: v for k, v in given.items() if k not in FREE},
-        lambda folder: launch('cis_nb.train:fit', config.processes, [str(folder), given]),
+        build,
         inputs=[start.fingerprint, *plugin.inputs(start, config)],
         code=[plugin],
         resume=True,

@@ -1,6 +1,10 @@
 "The project as a whole: what a reader finds in the tree must fit together."
 
-import ast, re, shutil, subprocess, sys
+import ast
+import re
+import shutil
+import subprocess
+import sys
 from configparser import ConfigParser
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -232,7 +236,7 @@ def requirements() -> dict:
     config = ConfigParser(delimiters=['='], interpolation=None)
     config.read(ROOT / 'settings.ini', encoding='utf-8')
     keys = ('requirements', 'detect_requirements', 'dev_requirements')
-    every = [Requirement(l) for key in keys for l in config['DEFAULT'][key].splitlines() if l.strip()]
+    every = [Requirement(line) for key in keys for line in config['DEFAULT'][key].splitlines() if line.strip()]
     return {canonicalize_name(r.name): r for r in every if r.marker is None or r.marker.evaluate()}
 
 

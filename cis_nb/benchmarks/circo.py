@@ -6,14 +6,15 @@
 __all__ = ['CIRCO_SPLITS', 'ASPECTS', 'CIRCO_ANNOTATIONS', 'INFO', 'CIRCO_IMAGES', 'CIRCO_LENGTH', 'Circo', 'read_circo',
            'audit_circo', 'circo_image_names', 'circo_image_paths', 'load_circo', 'circo_benchmark', 'CircoPlugin',
            'aspects_of', 'by_aspect', 'average_precision', 'check_circo_submission', 'write_circo_submission',
-           'score_circo_submission', 'circo_ranked_lists']
+           'score_circo_submission', 'circo_ranked_lists', 'CircoSubmission']
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #8ef8abf6
 import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries
 from ..data.image_sources import ImageSource, image_files
@@ -218,10 +219,15 @@ class CircoPlugin(BenchmarkPlugin):
     "CIRCO: the validation or test split, with all targets of a query."
 
     name, title = 'circo', 'CIRCO'
-    main = {'circo': MainMetric('CIRCO mAP@10', 'circo', 'map', 10)}
+    tasks = (MainMetric('CIRCO mAP@10', 'circo', 'map', 10, 'CIRCO'),)
+    main = {'circo': tasks[0]}
+    parameters = dict(size='circo', split='circo_split')
 
     def load(self, data='world', size=0, seed=0, **options) -> Benchmark:
         return circo_benchmark(dataset_root(self.name, data, size, seed), **options)
+
+    def submission(self, root) -> 'CircoSubmission':
+        return CircoSubmission(read_circo(root, 'test'))
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #96ef61a4
 def aspects_of(c: Circo) -> dict:  # query id -> aspects
@@ -327,3 +333,26 @@ def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  
     queries = Queries([str(e['id']) for e in c.entries], texts, references, images)
     best = first_images(method, queries, [i for i in names if i in index], CIRCO_LENGTH)
     return {q: [int(i) for i in ids] for q, ids in zip(queries.ids, best)}
+
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #ddd47b3a
+@dataclass
+class CircoSubmission:
+    "The file for the server."
+
+    annotations: Circo  # of the test split
+
+    @property
+    def made_from(self) -> dict:
+        return dict(entries=self.annotations.entries, folder=str(self.annotations.folder))
+
+    def write(self, method, folder):
+        write_circo_submission(circo_ranked_lists(method, self.annotations), folder / 'test.json', self.annotations)
+
+    def count(self, file) -> int:
+        return len(check_circo_submission(file, self.annotations))
+
+    def scores(self, file) -> dict:
+        if not self.annotations.answers:
+            return {}
+        found = score_circo_submission(file, self.annotations)
+        return {f'mAP@{r.k}': r.value for r in found[found.metric == 'map'].itertuples()}

@@ -190,7 +190,9 @@ class MITStatesPlugin(BenchmarkPlugin):
     "MIT-States: a photograph of an object in another state."
 
     name, title = 'mit_states', 'MIT-States'
-    main = {'mitstates': MainMetric('MIT-States R@1', 'states', 'recall', 1)}
+    tasks = (MainMetric('MIT-States R@1', 'states', 'recall', 1, 'MIT-States'),)
+    main = {'mitstates': tasks[0]}
+    parameters = dict(size='mitstates', text='text', limit='state_queries', draw='seed')
 
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:
         "`seed` is the world's; `draw` chooses the queries where `per_image` or `limit` is given."

@@ -7,7 +7,9 @@ __all__ = ['PALETTE', 'MARKS', 'WIDTH', 'DPI', 'STYLE', 'PAD', 'LINE', 'color', 
            'show_strip', 'forest']
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #90d1046d
-import base64, io, textwrap
+import base64
+import io
+import textwrap
 import numpy as np
 import matplotlib
 from matplotlib.colors import is_color_like
@@ -179,7 +181,7 @@ def forest(
 ) -> Page:
     "Differences with their intervals, one line each; hollow where the interval holds zero."
     labels = [textwrap.fill(r[0], 46) for r in rows]
-    fig, ax = page(0.75 + 0.32 * sum(0.55 + 0.45 * (l.count('\n') + 1) for l in labels))
+    fig, ax = page(0.75 + 0.32 * sum(0.55 + 0.45 * (label.count('\n') + 1) for label in labels))
     ax.axvline(0, color='#888888', lw=1)
     for y, (_, difference, low, high) in enumerate(rows):
         _forest_row(ax, y, difference, low, high, unit)

@@ -27,7 +27,7 @@ from cis_nb.experiments.combiner_ablations import (
 from .comparison import compare, hits, verdict
 from .genecis import GenecisTasks
 from .modality_gap import word_statistics
-from .sweeps import TASK_TITLES, difference, format_differences, mean_of, mean_score, trained_only
+from .sweeps import difference, format_differences, mean_of, mean_score, score_title, trained_only
 from ..methods.contrastive import embed_images, embed_texts, zero_shot
 from ..world.captions import probes
 
@@ -78,8 +78,8 @@ def backbone_table(runs: dict, titles: dict, trained, seed: int = 0) -> pd.DataF
             row = {'backbone': b, 'method': titles[m]}
             for t in r.sets:
                 lead = format_differences(difference(r.per_query, m, 'image_text', t, seed)) if m in trained else ''
-                row[TASK_TITLES[t]] = mean_of(r.per_query, m, t)
-                row[f'against the sum, {TASK_TITLES[t].split()[0]}'] = lead
+                row[score_title(t)] = mean_of(r.per_query, m, t)
+                row[f'against the sum, {score_title(t).split()[0]}'] = lead
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -93,7 +93,7 @@ def backbone_figure(runs: dict, accuracy: dict, titles: dict, trained):
         for m in titles:
             y = [mean_score(r.per_query, m, t) for r in runs.values()]
             ax.plot(x, y, marker='o', label=titles[m], color=color(m), ls='-' if m in trained else ':')
-        ax.set(title=TASK_TITLES[t], xlabel='zero-shot accuracy of the backbone (%)', ylim=(0, None))
+        ax.set(title=score_title(t), xlabel='zero-shot accuracy of the backbone (%)', ylim=(0, None))
     axes[len(tasks) - 1].legend(fontsize=7.5, loc='center left', bbox_to_anchor=(1, 0.5))
     for ax in axes[len(tasks) :]:
         ax.set_axis_off()

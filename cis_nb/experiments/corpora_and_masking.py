@@ -21,10 +21,10 @@ from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
 from ..core.plotting import color, page
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
-    TASK_TITLES,
     claim_evidence_of,
     difference,
     format_differences,
+    score_title,
     self_retrieval,
     trained_only,
 )
@@ -95,7 +95,7 @@ def coverage_table(samples: dict, titles: dict, run: MatrixRun) -> pd.DataFrame:
         [titles[c], *(f'{pair_coverage(sample.ids, ids):.0f}' for ids in asked.values())]
         for c, sample in samples.items()
     ]
-    return pd.DataFrame(rows, columns=['corpus', *(f'{TASK_TITLES[t].split()[0]} (%)' for t in run.sets)])
+    return pd.DataFrame(rows, columns=['corpus', *(f'{score_title(t).split()[0]} (%)' for t in run.sets)])
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #6e830d41
 def self_retrieval_rates(run: MatrixRun, gallery) -> pd.DataFrame:  # mean, std; one row a variant
@@ -131,7 +131,7 @@ def corpus_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int
     first, *rest = titles
     pairs = [(c, t) for c in rest for t in tasks if ' + ' not in c]
     found = {(c, t): format_differences(difference(per_query, first, c, t, seed)) for c, t in pairs}
-    return '; '.join(f'{TASK_TITLES[t]}: {titles[first]} against {titles[c]} {v}' for (c, t), v in found.items())
+    return '; '.join(f'{score_title(t)}: {titles[first]} against {titles[c]} {v}' for (c, t), v in found.items())
 
 
 def corpus_evidence(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> dict:
@@ -236,13 +236,13 @@ def masking_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: in
     "The lead of masking all keywords over three other maskings, and the best masking of each task."
     others = [m for m in titles if m in ('rest', 'nouns', 'word')]
     leads = [
-        f'{TASK_TITLES[t]}: all keywords against {titles[m]} '
+        f'{score_title(t)}: all keywords against {titles[m]} '
         + format_differences(difference(per_query, 'runs', m, t, seed))
         for t in tasks
         for m in others
     ]
     scores = per_query.groupby(['task', 'method']).score.mean()
-    best = [f'{TASK_TITLES[t]} {titles[max(titles, key=scores[t].get)]}' for t in tasks]
+    best = [f'{score_title(t)} {titles[max(titles, key=scores[t].get)]}' for t in tasks]
     return '; '.join(leads) + '; best on ' + ', on '.join(best)
 
 

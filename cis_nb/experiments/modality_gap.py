@@ -23,7 +23,6 @@ from .combiner_ablations import claim_evidence
 from .comparison import contrast_seeds, interval_envelope, verdict
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
-    TASK_TITLES,
     base_of,
     claim_evidence_of,
     difference,
@@ -31,6 +30,7 @@ from cis_nb.experiments.sweeps import (
     mean_score,
     modality_gap_of_words,
     run_sweep,
+    score_title,
     scored,
     self_retrieval,
     trained_only,
@@ -157,9 +157,9 @@ def shift_table(study: ShiftStudy) -> pd.DataFrame:
         row = {'gap': how}
         for t in study.tasks:
             q = study.rankings[how, t]
-            row |= {f'{TASK_TITLES[t]}: {study.titles[m]}': f'{mean_score(q, m, t):.1f}' for m in (study.a, study.b)}
+            row |= {f'{score_title(t)}: {study.titles[m]}': f'{mean_score(q, m, t):.1f}' for m in (study.a, study.b)}
         for t in study.tasks:
-            row[f'{TASK_TITLES[t].split()[0]}: difference'] = format_differences(study.lead(how, t))
+            row[f'{score_title(t).split()[0]}: difference'] = format_differences(study.lead(how, t))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -167,7 +167,7 @@ def shift_table(study: ShiftStudy) -> pd.DataFrame:
 def shift_forest(study: ShiftStudy):
     "The difference of the two variants by task and shift, with intervals that span those of all seeds."
     leads = {(t, how): interval_envelope(study.lead(how, t)) for t in study.tasks for how in SHIFTS}
-    rows = [(f'{TASK_TITLES[t]}, {how}', c['diff'], c['low'], c['high']) for (t, how), c in leads.items()]
+    rows = [(f'{score_title(t)}, {how}', c['diff'], c['low'], c['high']) for (t, how), c in leads.items()]
     return forest(rows, 'points', f'{study.titles[study.a]} − {study.titles[study.b]}, by shift')
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #a4506e90
@@ -188,7 +188,7 @@ def growth_line(study: ShiftStudy, task: str) -> str:
     change = GROWTH.get(verdict(c), 'is not seen to change with the gap')
     interval = f'{c["diff"]:+.1f} [{c["low"]:+.1f}, {c["high"]:+.1f}]'.replace('-', '−')
     span = 'from the shift removed to the shift doubled'
-    return f'{TASK_TITLES[task]}: the lead of noise {change}: {interval} points {span}'
+    return f'{score_title(task)}: the lead of noise {change}: {interval} points {span}'
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #cbe2f526
 def score_range_line(study: ShiftStudy, per_query, task: str) -> str:
@@ -196,7 +196,7 @@ def score_range_line(study: ShiftStudy, per_query, task: str) -> str:
     by_shift = [[mean_score(study.rankings[how, task], m, task) for how in SHIFTS] for m in (study.a, study.b)]
     by_law = [mean_score(per_query, m, task) for m in laws_of(study.titles)]
     return (
-        f'{TASK_TITLES[task]}: from one shift to another the score moves by {max(map(np.ptp, by_shift)):.1f} points,'
+        f'{score_title(task)}: from one shift to another the score moves by {max(map(np.ptp, by_shift)):.1f} points,'
         f' from one law of noise to another by {np.ptp(by_law):.1f}'
     )
 
@@ -256,7 +256,7 @@ def gap_correlation_line(stats: pd.DataFrame, per_query, task: str) -> str:
     "Spearman's ρ over laws between the gap of words and the score."
     gaps = law_gaps(stats)
     rho = spearmanr(gaps, [mean_score(per_query, m, task) for m in gaps.index]).statistic
-    return f'{TASK_TITLES[task]}: ρ = {rho:+.2f} over {len(gaps)} laws'.replace('-', '−')
+    return f'{score_title(task)}: ρ = {rho:+.2f} over {len(gaps)} laws'.replace('-', '−')
 
 
 def gap_lines(stats: pd.DataFrame, run: MatrixRun, titles: dict, seed: int = 0) -> list:
@@ -280,7 +280,7 @@ def noise_unit(model, base: dict, seed: int = 0) -> float:
 
 def noise_norms(ax, captions, apart, scale: float):
     "Draw the norms of every law at `scale`; lines for captions (N,D) and image-caption differences (N,D)."
-    for law in [l for l in NOISES if l != 'none']:
+    for law in [name for name in NOISES if name != 'none']:
         norms = noise(law, (4000, captions.shape[1]), scale).norm(dim=-1).numpy()
         sns.histplot(norms, bins=60, stat='density', element='step', fill=False, label=NOISE_TITLES[law], ax=ax)
     for v, label, style in ((captions, 'captions’ features', ':'), (apart, 'image to caption', '--')):
@@ -340,7 +340,7 @@ def noise_elsewhere_table(found: dict, titles: dict, tasks, seed: int = 0) -> pd
             rows.append(
                 {
                     'trained on': label,
-                    'score': TASK_TITLES[t],
+                    'score': score_title(t),
                     'Image + Text': f'{mean_score(q, "image_text", t):.1f}',
                     **{titles[m]: f'{mean_score(q, m, t):.1f}' for m in ('product', 'none')},
                     'noise − none': format_differences(difference(q, 'product', 'none', t, seed)),

@@ -14,7 +14,6 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'call_seconds', 'median_seconds', 'Co
            'end_to_end_measurements', 'measurement_table', 'goal_figure', 'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
-import os
 import tempfile
 import time
 from collections import Counter
@@ -31,7 +30,7 @@ from ..backbones.features import Features
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
-from ..data.roots import WORLD, is_world
+from ..data.roots import WORLD, find_data, is_world
 from .genecis import share_images
 from ..methods.baselines import method
 from ..methods.combiner import training_rates
@@ -269,9 +268,8 @@ def contrastive_table(rates: pd.DataFrame) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #20a76698
 def captions_and_parser(data: str, n: int) -> tuple:  # list of at most n captions, name of a parser
     "Captions of `world`, `auto` (flickr8k below CIS_DATA if it is there, else the world), a folder or a file."
-    flickr = Path(os.environ.get('CIS_DATA') or '.') / 'flickr8k'
     if data == 'auto':
-        data = str(flickr) if flickr.is_dir() else WORLD
+        data = str(find_data('flickr8k') or WORLD)
     folder = world_root(0, 0, max(100, min(n // 5, 2000))) / 'captions' if is_world(data) else data
     captions = [c for *_, c in read_captions(folder, 'all', limit=n)[0]]
     return captions, WORLD if is_world(data) else find_parser()

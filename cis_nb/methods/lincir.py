@@ -256,6 +256,11 @@ class LinCIRPlugin(Plugin):
         often = c.steps * c.batch_size >= len(corpus)  # every caption is used: its features are kept
         return SelfMasking(backbone, phi, corpus, tasks, law=c.noise, kept=often, seen=seen, **chosen)
 
+    def pieces(self, objective, config) -> dict:
+        kept = objective.kept
+        read = {} if kept is None else {'captions read': Path(kept.filename).parent}
+        return {'captions parsed': objective.data.folder, **read}
+
     def load(self, run, device='auto', backbone=None) -> PseudoWord:
         return load_pseudo_word(run, device, backbone)
 

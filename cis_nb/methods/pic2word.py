@@ -78,5 +78,9 @@ class Pic2WordPlugin(Plugin):
         tasks = {'cirr': load_cirr(cirr_root(config.data, config.cirr))}
         return Pic2Word(backbone, mapper, features, tasks, config.prompt, config.pretrained)
 
+    def pieces(self, objective, config) -> dict:
+        images = training_images(objective.backbone, config.data, config.photos)
+        return {'images encoded': images.features(objective.backbone).path}
+
     def load(self, run, device='auto', backbone=None) -> PseudoWord:
         return load_pseudo_word(run, device, backbone)

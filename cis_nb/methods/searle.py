@@ -10,10 +10,14 @@ __all__ = ['TEMPLATES', 'VOCABULARIES', 'GRAMMARS', 'world_concepts', 'read_conc
            'SearleConfig', 'SearlePlugin']
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #99caf695
-import json, os, re
+import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from ..api import Plugin, TrainingConfig
@@ -462,6 +466,15 @@ class SearlePlugin(Plugin):
         words = inverted_tokens(backbone, key, features, phrases, near[:, : c.num_concepts_inversion], c)
         tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
         return Searle(backbone, phi, features, words, near, phrases, tasks, prompt=c.prompt, pretrained=c.pretrained)
+
+    def pieces(self, objective, config) -> dict:
+        images = training_images(objective.backbone, config.data, config.photos)
+        return {
+            'images encoded': images.features(objective.backbone).path,
+            'phrases written': objective.phrases.folder,
+            'phrases read': objective.phrases.meaning.path,
+            'words searched': Path(objective.words.filename).parent,
+        }
 
     def load(self, run, device='auto', backbone=None) -> PseudoWord:
         return load_pseudo_word(run, device, backbone)

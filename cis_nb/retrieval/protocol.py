@@ -8,7 +8,9 @@ __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'resu
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
 from dataclasses import asdict, dataclass, field, replace
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 from ..core.store import fingerprint
 from .metrics import METRICS
 from .ranking import rank_gallery, rank_own_galleries
@@ -107,9 +109,10 @@ def _check_queries(q: pd.DataFrame, shared, name: str):
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e0746ae7
 def _content_fingerprint(q: pd.DataFrame, shared) -> str:
     "A fingerprint of queries, targets and galleries; a list that many queries share is read once."
-    once = {id(l): fingerprint(list(l)) for col in (q.targets, q.gallery, q.excluded) for l in col if l is not None}
+    shown = (ids for col in (q.targets, q.gallery, q.excluded) for ids in col if ids is not None)
+    once = {id(ids): fingerprint(list(ids)) for ids in shown}
     rows = [
-        [i, r if isinstance(r, str) else None, c, *(once.get(id(l)) for l in ls)]
+        [i, r if isinstance(r, str) else None, c, *(once.get(id(ids)) for ids in ls)]
         for i, r, c, *ls in zip(q.query_id, q.reference, q.condition, q.targets, q.gallery, q.excluded)
     ]
     return fingerprint([rows, shared and list(shared)])[:8]

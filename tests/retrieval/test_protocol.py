@@ -1,6 +1,7 @@
 "Evaluation and protocols against a slow reference."
 
-import json, os
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,14 +314,14 @@ def test_circo_example_submission():
     P = max(len(g['gt_img_ids']) for g in gt)
     # the score of a submitted list falls by rank; targets that are not in it stand behind it
     ids = [sub[str(g['id'])] for g in gt]
-    cols = [list(dict.fromkeys(l + g['gt_img_ids'])) for l, g in zip(ids, gt)]
+    cols = [list(dict.fromkeys(found + g['gt_img_ids'])) for found, g in zip(ids, gt)]
     G = max(map(len, cols))
     S = np.tile(-np.arange(G, dtype=float), (len(gt), 1))
     valid = np.array([[j < len(c) for j in range(G)] for c in cols])
     T = np.array([[c.index(t) for t in g['gt_img_ids']] + [-1] * (P - len(g['gt_img_ids'])) for c, g in zip(cols, gt)])
     R = ranks(S, T, valid)
     for k in (5, 10, 25, 50):
-        slow = [slow_ap([i in g['gt_img_ids'] for i in l], len(g['gt_img_ids']), k) for l, g in zip(ids, gt)]
+        slow = [slow_ap([i in g['gt_img_ids'] for i in found], len(g['gt_img_ids']), k) for found, g in zip(ids, gt)]
         assert np.allclose(map_at_k(R, k), slow)
-        assert np.allclose(recall_at_k(R[:, :1], k), [g['target_img_id'] in l[:k] for l, g in zip(ids, gt)])
+        assert np.allclose(recall_at_k(R[:, :1], k), [g['target_img_id'] in found[:k] for found, g in zip(ids, gt)])
     print({k: round(100 * map_at_k(R, k).mean(), 2) for k in (5, 10, 25, 50)})
