@@ -19,7 +19,7 @@ from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.roots import dataset_root
 from cis_nb.experiments.composed_retrieval import load_sets
 from cis_nb.methods.baselines import method
-from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark, task_methods
 from cis_nb.train import load_method, make_objective, settings, train_or_load
 
 # small values of the parameters that a configuration may have
@@ -115,22 +115,23 @@ def test_a_method_trains_is_loaded_and_scores(name):
     check_method(m)
 
 
-@pytest.mark.parametrize('name', sorted({*api.names('method')} - {*TRAINED, 'specific'}))
+@pytest.mark.parametrize('name', sorted({*api.names('method')} - {*TRAINED}))
 def test_a_method_that_learns_nothing_is_made_and_scores(name):
-    plugin = api.get('method', name)
-    m = plugin.untrained(MadeUp())
+    plugin, backbone = api.get('method', name), load_backbone('tiny', device='cpu')
+    m = plugin.untrained(backbone)
     assert plugin.name == m.name == name and plugin.title == m.title
-    assert m.fingerprint == plugin.untrained(MadeUp()).fingerprint
-    check_method(m)
+    assert m.fingerprint == plugin.untrained(backbone).fingerprint
+    if isinstance(m, api.MethodByTask):
+        check_method_by_task(m)
+    else:
+        check_method(m)
     with pytest.raises(ValueError, match=f"method: '{name}' learns nothing; methods that train: contrastive"):
         settings(dict(method=name))
 
 
-def test_a_method_that_has_to_be_trained_or_made_otherwise_says_so():
+def test_a_method_that_has_to_be_trained_says_so():
     with pytest.raises(TypeError, match='lincir learns from data: name an experiment'):
         api.get('method', 'lincir').untrained(MadeUp())
-    with pytest.raises(TypeError, match='give `specific: true`'):
-        api.get('method', 'specific').untrained(MadeUp())
 
 
 def test_every_method_and_variant_has_a_title_and_a_colour_of_its_own_or_grey():
@@ -155,11 +156,36 @@ def check_method(m):
     assert torch.isfinite(shared).all()
 
 
+def small(name) -> Benchmark:
+    "A small version of a benchmark."
+    return api.get('benchmark', name).load('world', seed=1, **OPTIONS.get(name, {}))
+
+
+def check_method_by_task(m):
+    "Some tasks of the registered benchmarks are solved by a method of the same name, the others refused with a reason."
+    solved = 0
+    for b in map(small, api.names('benchmark')):
+        methods, unsolved = task_methods(m, b)
+        assert [*methods, *unsolved] and {*methods, *unsolved} == set(b.tasks) and all(unsolved.values())
+        solved += len(methods)
+        for name, of_task in methods.items():
+            assert isinstance(of_task, api.Method) and (of_task.name, of_task.title) == (m.name, m.title)
+            assert of_task.fingerprint == m.for_task(b.tasks[name]).fingerprint
+        if methods:
+            per_query, rows = evaluate_benchmark(m, b)
+            assert set(rows.method) == {m.name} and set(per_query.task) == set(methods)
+            assert len(per_query) == sum(len(b.tasks[name]) for name in methods)
+        else:
+            with pytest.raises(api.Unsolved, match=f'{m.name} can solve no task of {b.name}: '):
+                evaluate_benchmark(m, b)
+    assert solved
+
+
 @pytest.mark.parametrize('name', api.names('benchmark'))
 def test_a_benchmark_asks_and_aggregates(name):
     plugin = api.get('benchmark', name)
     assert plugin.name == name and plugin.title
-    b = plugin.load('world', seed=1, **OPTIONS.get(name, {}))
+    b = small(name)
     assert isinstance(b, Benchmark) and b.tasks and not set(b.tasks) & set(b.missing)
     assert isinstance(b, api.Benchmark)
     for task in b.tasks.values():

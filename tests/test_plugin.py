@@ -23,9 +23,7 @@ PARAMS = {
     '05_train.learned_sum': dict(
         method='learned_sum', steps=60, batch_size=64, lr=1e-2, eval_every=30, temperature=30.0
     ),
-    '06_evaluation/genecis': dict(
-        trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0], specific=False, draws=1, templates=6
-    ),
+    '06_evaluation/genecis': dict(trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0], draws=1, templates=6),
     '06_evaluation/composed_retrieval': dict(trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0]),
     '06_evaluation/matrix': dict(
         trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0], benchmarks=['csv_queries']

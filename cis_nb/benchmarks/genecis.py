@@ -327,7 +327,7 @@ def load_genecis(root, task: str, templates=None, crop_mode='official') -> Task:
     )
     usable = _usable(q, files)
     key = _key(usable, files, crop_mode)
-    return Task('genecis', task, q, _loader(files, crop_mode), protocol, key=key).restrict(usable)
+    return Task('genecis', task, q, _loader(files, crop_mode), protocol, key=key, root=Path(root)).restrict(usable)
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #db0249ee
 class GeneCISBenchmark(Benchmark):

@@ -218,7 +218,7 @@ def mined_leads_on_cirr(run) -> Outcome:
 # %% ../../nbs/05b_experiments/08_claims.ipynb #78f377c4
 def solutions_win(run) -> Outcome:
     "G07: the solution made for a task beats the general method on most tasks."
-    found = [c for t in TASKS for c in _against(run, 'specific', ['combiner'], [t], f'{TASK_LABELS[t]}, ')]
+    found = [c for t in TASKS for c in _against(run, 'task_specific', ['combiner'], [t], f'{TASK_LABELS[t]}, ')]
     said = [verdict(c) for c in found]
     return Outcome(
         effect(found),
@@ -277,8 +277,7 @@ def sizes(run) -> Outcome:
     )
     size = {t: int(printed[f'GeneCIS:{t}']) for t in TASKS}
     right = {
-        t: [len(g) == size[t] for (_, u), b in run.benchmarks.items() if u == t for g in b.queries.gallery]
-        for t in TASKS
+        t: [len(g) == size[t] for (_, u), b in run.tasks.items() if u == t for g in b.queries.gallery] for t in TASKS
     }
     if not any(right.values()):
         raise ValueError('there are no galleries')
@@ -314,7 +313,7 @@ def closest(bench, scenes, share=0.01) -> np.ndarray:  # (Q,) 0 or 1
 # %% ../../nbs/05b_experiments/08_claims.ipynb #67789cf0
 def sets_do_not_solve(run, limit=50) -> Outcome:
     "G09: a target is rarely the closest set, and sets alone find it rarely; both below `limit` percent."
-    benches = [b for (_, t), b in run.benchmarks.items() if t == 'focus_object']
+    benches = [b for (_, t), b in run.tasks.items() if t == 'focus_object']
     scenes = read_panoptic(run.root)
     family = families_of(pd.concat([b.queries for b in benches]))
     near = bootstrap_ci(np.concatenate([closest(b, scenes, run.rules.share) for b in benches]), families=family)
@@ -366,8 +365,7 @@ def focus_is_symmetric(run, folder) -> Outcome:
         return read_panoptic(run.root) if t.endswith('object') else read_vaw(run.root)
 
     share = {
-        t: valid_after_swap(read_built(folder, t), source(t), run.rules)
-        for t in dict.fromkeys(t for _, t in run.benchmarks)
+        t: valid_after_swap(read_built(folder, t), source(t), run.rules) for t in dict.fromkeys(t for _, t in run.tasks)
     }
     right = all((v == 100) if t.startswith('focus') else (v == 0) for t, v in share.items())
     return Outcome(

@@ -4,10 +4,14 @@
 
 # %% auto #0
 __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'result_rows', 'evaluate', 'backbone_name',
-           'Benchmark', 'evaluate_benchmark', 'load_tasks', 'first_images', 'ranked_members', 'chance_recall']
+           'Benchmark', 'load_tasks', 'task_methods', 'evaluate_benchmark', 'with_text', 'first_images',
+           'ranked_members', 'chance_recall']
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
+import warnings
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import torch
@@ -16,7 +20,7 @@ from .metrics import METRICS
 from .ranking import rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
-from ..api import Queries
+from ..api import Queries, Unsolved
 from ..data.image_sources import ImageSource
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
@@ -148,6 +152,7 @@ class Task:
     metrics: tuple = ('recall',)
     ks: tuple = (1, 2, 3)  # the cut-offs of the metrics
     source: ImageSource = None  # the images, perhaps with others; made from `images`, `load` and `key` if not given
+    root: Path = None  # folder of the data, for methods that read its annotations
 
     def __post_init__(self):
         q, n = self.queries.copy().reset_index(drop=True), len(self.queries)
@@ -389,6 +394,7 @@ class Benchmark:
     name: str
     tasks: dict  # name -> Task
     missing: dict = field(default_factory=dict)  # task -> why it is not there
+    draw: int = 0  # which one of several draws of the queries
 
     def aggregate(self, per_query: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:
         "Result rows of one method: each task's metrics at its cut-offs, in the order of the tasks."
@@ -398,14 +404,6 @@ class Benchmark:
             if len(mine):
                 rows.append(result_rows(mine, task.ks, task.metrics, seed, **labels))
         return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=RESULT_COLUMNS)
-
-
-def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple:  # per_query, rows
-    "Every task of a benchmark, and its aggregation."
-    found = [evaluate(method, task, None, seed, keep)[0] for task in benchmark.tasks.values()]
-    per_query = pd.concat(found, ignore_index=True)
-    labels = dict(benchmark=benchmark.name, method=method.name, backbone=backbone_name(method))
-    return per_query, benchmark.aggregate(per_query, seed, **labels)
 
 
 def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: why not}
@@ -419,6 +417,39 @@ def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: 
     if not tasks:
         raise next(iter(errors.values()))
     return tasks, {name: str(e) for name, e in errors.items()}
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #03fff739
+def task_methods(method, benchmark: Benchmark) -> tuple:  # {task: Method}, {task: why it cannot solve it}
+    "What ranks each task of a benchmark: the method, or the one that it gives for the task."
+    if not hasattr(method, 'for_task'):
+        return dict.fromkeys(benchmark.tasks, method), {}
+    found, unsolved = {}, {}
+    for name, task in benchmark.tasks.items():
+        try:
+            found[name] = method.for_task(task)
+        except Unsolved as e:
+            unsolved[name] = str(e)
+    return found, unsolved
+
+
+def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple:  # per_query, rows
+    "Every task of a benchmark that the method can solve, and its aggregation; Unsolved if it can solve none."
+    methods, unsolved = task_methods(method, benchmark)
+    reasons = '; '.join(f'{task}: {why}' for task, why in unsolved.items())
+    if unsolved and not methods:
+        raise Unsolved(f'{method.name} can solve no task of {benchmark.name}: {reasons}')
+    if unsolved:
+        warnings.warn(f'{method.name} leaves out {len(unsolved)} of {len(benchmark.tasks)} tasks: {reasons}')
+    tasks = [(m, benchmark.tasks[name]) for name, m in methods.items()]
+    per_query = pd.concat([evaluate(m, task, None, seed, keep)[0] for m, task in tasks], ignore_index=True)
+    labels = dict(benchmark=benchmark.name, method=method.name, backbone=backbone_name(method))
+    return per_query, benchmark.aggregate(per_query, seed, **labels)
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #1e3dceae
+def with_text(benchmark: Benchmark, text: str) -> Benchmark:
+    "The benchmark with every condition put into `text`, at the place of {condition}."
+    tasks = benchmark.tasks.items()
+    return replace(benchmark, tasks={n: replace(t, protocol=replace(t.protocol, prompt=text)) for n, t in tasks})
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #90921ea6
 @torch.no_grad()

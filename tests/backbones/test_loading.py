@@ -1,6 +1,7 @@
 "Backbones that cannot be loaded or saved are refused before anything is written."
 
-import pytest, torch
+import pytest
+import torch
 from cis_nb import api
 from cis_nb.backbones.loading import half_weights, load_backbone, save_backbone
 

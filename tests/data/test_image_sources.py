@@ -1,6 +1,7 @@
 "Sources of images with broken, missing and doubled images."
 
-import numpy as np, pytest
+import numpy as np
+import pytest
 from PIL import Image
 from cis_nb.core.store import fingerprint
 from cis_nb.data.image_sources import ImageSource, image_files, union

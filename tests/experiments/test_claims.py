@@ -64,7 +64,7 @@ def planted(gain):
                     )
                 )
             )
-    return SimpleNamespace(per_query=pd.concat(parts), benchmarks={}, rules=Rules(), root='nowhere')
+    return SimpleNamespace(per_query=pd.concat(parts), tasks={}, rules=Rules(), root='nowhere')
 
 
 def test_claims_follow_planted_numbers(tmp_path):

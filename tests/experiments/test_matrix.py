@@ -1,6 +1,8 @@
 "The table of all methods and benchmarks with gaps: benchmarks that are absent, methods without a result, pads."
 
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from cis_nb import api
 from cis_nb.api import MainMetric
 from cis_nb.experiments.matrix import (

@@ -1,6 +1,8 @@
 "The contrastive loss and its measures at their edges: one pair, ties, one class, incomplete blocks."
 
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 import torch.nn.functional as F
 from cis_nb.methods.contrastive import auc, info_nce, probe_rows, retrieval, twin_hits, zero_shot
 

@@ -1,6 +1,7 @@
 "Pic2Word's parameters and the gradients of its loss."
 
-import pytest, torch
+import pytest
+import torch
 from pydantic import ValidationError
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.methods.pic2word import Pic2Word, Pic2WordConfig

@@ -1,6 +1,7 @@
 "Parsers that are not there, and captions at the edges of the world's grammar."
 
-import pytest, spacy
+import pytest
+import spacy
 from cis_nb.mining import parsers
 from cis_nb.mining.parsers import find_parser, load_parser, read_tree, world_parser
 

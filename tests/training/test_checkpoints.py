@@ -1,6 +1,7 @@
 "A checkpoint is complete or absent, whatever a killed process has left behind."
 
-import pytest, torch
+import pytest
+import torch
 from cis_nb.training.checkpoints import last_checkpoint, load_checkpoint, load_weights, save_checkpoint, weights
 from cis_nb.training.checkpoints import write_atomic
 

@@ -2,7 +2,8 @@
 
 import json
 from types import SimpleNamespace
-import pytest, torch
+import pytest
+import torch
 from cis_nb.training.validation import read_net, recall_ks, run_folder, write_net
 
 
