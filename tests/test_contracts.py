@@ -117,7 +117,7 @@ def test_a_method_that_learns_nothing_is_made_and_scores(name):
     assert plugin.name == m.name == name and plugin.title == m.title
     assert m.fingerprint == plugin.untrained(MadeUp()).fingerprint
     check_method(m)
-    with pytest.raises(ValueError, match=f"method: '{name}' learns nothing; methods that train: contrastive"):
+    with pytest.raises(ValueError, match=f"method: '{name}' has no training; methods with a training: contrastive"):
         settings(dict(method=name))
 
 
