@@ -200,7 +200,9 @@ class LinCIRConfig(TrainingConfig):
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
     keys: Literal[*KEYS] = Field('published', description='what is a keyword')
     masking: Literal[*MASKINGS] = Field('runs', description='which keywords are replaced')
-    noise: Literal[*NOISES] = Field('product', description='law of the noise on the features that φ reads')
+    noise: Literal[*NOISES] = Field(
+        'product', description='noise distribution of what is added to the features that φ reads'
+    )
     scale: float = Field(1.0, ge=0, description='scale of the noise')
     noise_relative_to_std: bool = Field(False, description='count the noise in standard deviations of the features')
     supervision: Literal[*SUPERVISION] = Field('masked', description='masked captions, one prompt, or images')
