@@ -132,7 +132,7 @@ def unknown_names(solution, task: Task) -> str:
     odd = task.queries.condition[~task.queries.condition.isin(list(knows))] if knows else []
     if not len(odd):
         return ''
-    return f'{len(odd)} of {len(task)} queries ask for {odd.iloc[0]!r} or another name that the solution does not know'
+    return f'{len(odd)} of {len(task)} conditions are unknown to the solution, such as {odd.iloc[0]!r}'
 
 
 def object_detector(root, backbone, detector='windows', device='auto'):
@@ -255,7 +255,7 @@ def overview_table(run: GenecisTasks, names: list) -> pd.DataFrame:
 
     of_task = {name: [t for (_, other), t in run.benchmarks.items() if other == name] for name in names}
     rows = [[TITLES[name], *sizes(tasks), run.missing.get(name, '')] for name, tasks in of_task.items()]
-    heads = ['task', 'queries', 'images named', 'images encoded', 'images there', 'chance R@1', '']
+    heads = ['task', 'queries', 'images named', 'images encoded', 'images found', 'chance R@1', '']
     return pd.DataFrame([*rows, ['together', *sizes(list(run.benchmarks.values())), '']], columns=heads)
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #da750169
@@ -274,7 +274,7 @@ def trainings_table(entries: list) -> pd.DataFrame:
     heads = [
         'method',
         'seed',
-        'learned from',
+        'trained on',
         'triplets',
         'steps',
         'batch',
