@@ -88,7 +88,7 @@ class FocusAttribute(AttributeSolution):
         for t in dict.fromkeys(texts.tolist()):
             if not self.types.get(t):
                 raise KeyError(
-                    f'{sum(texts == t)} queries ask for the type {t!r}, of which no attributes are known; '
+                    f'{sum(texts == t)} queries have the type {t!r}, of which no attributes are known; '
                     f'leave them out or give its attributes; known types: {", ".join(self.types)}'
                 )
             rows, vectors = torch.tensor(texts == t), name_vectors(self.backbone, self.types[t], self.prompts)
