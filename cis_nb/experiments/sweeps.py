@@ -108,7 +108,7 @@ def run_sweep(
         one_of('sets', s, TASK_TITLES)
     if whole and not set(WHOLE) & set(p['sets']):
         raise ValueError(
-            f'sets: {", ".join(p["sets"])} has no gallery of its own to find a picture in; name full or circo too'
+            f'sets: {", ".join(p["sets"])} has no gallery of its own to find an image in; name full or circo too'
         )
     run = run_composed(p | dict(trainings=[]), lambda model: train_variants(p, model))
     if not run.sets:
@@ -118,13 +118,13 @@ def run_sweep(
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #abc50613
 def prompts_of(entries) -> str:
-    "With which sentence each of the trainings is asked, for a line under a table."
+    "The prompt of each training, for a line under a table."
     with_words = {e.method.title: e.method.prompt for e in entries if hasattr(e.method, 'prompt')}
     one = set(with_words.values())
     return (
-        f'asked with “{one.pop()}”'
+        f'prompt “{one.pop()}”'
         if len(one) == 1
-        else 'asked with ' + ', '.join(f'“{p}” ({t})' for t, p in with_words.items())
+        else 'prompts ' + ', '.join(f'“{p}” ({t})' for t, p in with_words.items())
     )
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #6fd775ec
@@ -141,7 +141,7 @@ def sweep_notes(run: MatrixRun, p: dict) -> list:
         *(b.protocol for b in run.sets.values()),
         *(f'{TASK_TITLES[t]}: {why}' for t, why in run.missing.items()),
         f'This run: {training}, {prompts_of(run.entries)}.'
-        ' In brackets: in how many trainings the interval excludes zero.',
+        ' In brackets: number of trainings whose interval excludes zero.',
     ]
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #24e54e13
@@ -205,8 +205,8 @@ def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
     cs = {m: interval_envelope(difference(per_query, m, base, task, seed)) for m in titles if m != base}
     return forest(
         [(titles[m], c['diff'], c['low'], c['high']) for m, c in cs.items()],
-        f'points of {TASK_TITLES[task]}',
-        f'Against {titles[base]}',
+        f'difference in {TASK_TITLES[task]}, points',
+        f'Variant − {titles[base]}',
     )
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #0714d640
@@ -227,7 +227,7 @@ def whole_gallery(run):
 
 @torch.no_grad()
 def self_retrieval(entry, b) -> float:  # percent
-    "How often the word of a picture finds it among the gallery of `b`."
+    "How often the pseudo-word of an image ranks it first in the gallery of `b`."
     f = ImageSource(b.shared_gallery, b.load, b.key).features(entry.backbone)[b.shared_gallery]
     scores = l2_normalize(entry.backbone.encode_pseudo('a photo of $', entry.method.words(f)).cpu()) @ l2_normalize(f).T
     return 100 * float((scores.argmax(1) == torch.arange(len(f))).float().mean())
@@ -236,7 +236,7 @@ def self_retrieval(entry, b) -> float:  # percent
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def paired_features(model, n: int = 400, seed: int = 0) -> tuple:  # (n,D), (n,D)
-    "Features of held-out pictures of the drawn world and of their captions."
+    "Features of held-out images of the drawn world and of their captions."
     images, texts = image_text_pairs('world', 'val', n, seed, model.image_size).batch(np.arange(n))
     return model.encode_image(model.normalise(images)).float().cpu(), model.encode_text(texts).float().cpu()
 
@@ -252,7 +252,5 @@ def modality_gap_of_words(entry, n: int = 400, seed: int = 0, draws: int = 0) ->
     )
     if not draws:
         return float((seen - read).mean(0).norm())
-    share = (
-        np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), draws) / n
-    )  # the same pictures for every method
+    share = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), draws) / n  # the same images for every method
     return (torch.from_numpy(share).float() @ (seen - read)).norm(dim=-1).numpy()
