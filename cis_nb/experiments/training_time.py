@@ -115,13 +115,13 @@ def tower_rates(
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #9a34662c
 def tower_table(rates: dict) -> pd.DataFrame:
-    "Median rates of the towers {backbone: TowerRates}, and captions read per image."
+    "Median rates of the towers {backbone: TowerRates}, and captions encoded per image."
     rows = []
     for name, r in rates.items():
         captions, padded = np.median(r.captions), np.median(r.padded)
         images = np.nan if r.images is None else np.median(r.images)
         rows.append((name, images, captions, padded, captions / images, r.tokens))
-    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens in a caption'
+    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens per caption'
     return pd.DataFrame(rows, columns=heads.split('|'))
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #240b7144
@@ -250,7 +250,7 @@ STEP_PARTS = {
     'LinCIR: whole captions, once': ('read', 'blue'),
     'Pic2Word: prompt and loss': ('pic2word', 'orange'),
     'Pic2Word: image tower': ('image', 'orange'),
-    'SEARLE: one step of search': ('search', 'green'),
+    'SEARLE: one optimisation step': ('search', 'green'),
     'SEARLE: distillation': ('searle', 'green'),
 }  # title -> part, color
 
@@ -273,8 +273,8 @@ QUERY_PARTS = {
     'image through the image tower': 'image',
     'φ of LinCIR and SEARLE': 'phi',
     'mapper of Pic2Word': 'mapper',
-    'sentence with the word through the text tower': 'sentence',
-    'words alone through the text tower': 'words',
+    'prompt with the pseudo-word through the text tower': 'sentence',
+    'condition alone through the text tower': 'words',
 }
 QUERY_OF = {
     'LinCIR': ('image', 'phi', 'sentence'),
@@ -362,11 +362,11 @@ def paper_figure(points: pd.DataFrame):
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #3029f8ec
 COST_PIECES = [
     'captions parsed',
-    'captions read',
+    'captions encoded',
     'images encoded',
-    'phrases written',
-    'phrases read',
-    'words searched',
+    'phrases generated',
+    'phrases encoded',
+    'pseudo-words optimised',
     'steps',
 ]
 
@@ -380,7 +380,7 @@ def stored_pieces(config: TrainingConfig) -> dict:  # piece -> its folder in the
     "What the first step of a training of `lincir`, `pic2word` or `searle` finds in the store."
     o = make_objective(config)
     if config.method == 'lincir':
-        read = {} if o.kept is None else {'captions read': Path(o.kept.filename).parent}
+        read = {} if o.kept is None else {'captions encoded': Path(o.kept.filename).parent}
         return {'captions parsed': o.data.folder, **read}
     with accelerator_for(config.device, config.dtype).autocast():
         images = training_images(o.backbone, config.data, config.photos).features(o.backbone)
@@ -388,9 +388,9 @@ def stored_pieces(config: TrainingConfig) -> dict:  # piece -> its folder in the
     if config.method == 'pic2word':
         return images_piece
     return images_piece | {
-        'phrases written': o.phrases.folder,
-        'phrases read': o.phrases.meaning.path,
-        'words searched': Path(o.words.filename).parent,
+        'phrases generated': o.phrases.folder,
+        'phrases encoded': o.phrases.meaning.path,
+        'pseudo-words optimised': Path(o.words.filename).parent,
     }
 
 
