@@ -44,14 +44,14 @@ from ..retrieval.statistics import families_of
 SUPERVISION_TITLES = dict(
     masked='masked captions',
     prompt='a photo of $',
-    image='masked captions, words from images',
-    image_noise='the same, with noise',
-    unit='masked captions, φ reads features of length one',
-    unit_absolute='the same, noise of the paper’s scale',
+    image='masked captions, pseudo-words of images',
+    image_noise='masked captions, pseudo-words of images, with noise',
+    unit='masked captions, φ reads features of norm one',
+    unit_absolute='masked captions, φ reads features of norm one, noise at the paper’s scale',
     deaf='masked captions, φ reads nothing but noise',
-    target='masked captions, the loss compares features of length one',
+    target='masked captions, the loss compares features of norm one',
     searle='SEARLE',
-    searle_beside='SEARLE, phrases in other words than the conditions',
+    searle_beside='SEARLE, phrases of another grammar than the conditions',
 )
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #3ff2207a
@@ -103,7 +103,7 @@ def convergence_evidence(entries: list) -> list:
     "Evidence for claim N19, from the variants `unit_absolute`, `deaf` and `masked`."
     left = {m: loss_left(entries, m) for m in ('unit_absolute', 'deaf', 'masked')}
     what = (
-        'loss left: features of length one, noise of the paper’s scale − a tenth of the way from a φ that'
+        'remaining loss: features of norm one, noise of the paper’s scale − a tenth of the way from a φ that'
         f' reads only noise to masked captions (interval over {len(left["masked"])} seeds)'
     )
     short = left['unit_absolute'] - 0.9 * left['deaf'] - 0.1 * left['masked']
@@ -279,7 +279,7 @@ def prompt_figure(study: PromptStudy):
         ax.scatter(m[study.prompts[0]], i, marker='|', s=300, color=color('orange'), label=label)
     ax.set_yticks(range(len(study.means)), [study.label(key) for key in study.means])
     ax.invert_yaxis()
-    ax.set(xlabel='score (%), mean over seeds', xlim=(0, None), title='Score by prompt (one point each)')
+    ax.set(xlabel='score, mean over seeds (%)', xlim=(0, None), title='Score by prompt (one point each)')
     ax.legend(fontsize=8)
     return fig
 
