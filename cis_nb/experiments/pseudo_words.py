@@ -167,7 +167,7 @@ def no_mistake_row(D: Domains, tasks: list, ks: list) -> list:  # texts
     "A table row of the best possible set recalls in percent; the task `mean` averages the domains."
     best = {(d, k): best_possible(D, d, k) for d in tasks if d != 'mean' for k in ks}
     best |= {('mean', k): float(np.mean([v for (_, j), v in best.items() if j == k])) for k in ks}
-    return ['no mistake', *(f'{best[d, k]:.1f}' for d in tasks for k in ks)]
+    return ['largest possible value', *(f'{best[d, k]:.1f}' for d in tasks for k in ks)]
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c5af0ee7
 def task_columns(tasks: list, ks: list) -> dict:  # (task, k) -> heading
@@ -319,7 +319,7 @@ def fusion_figure(tuned: TunedFusion, titles: dict) -> Page:
     for ax, (task, curve) in zip(axes[0], tuned.curves.items()):
         ax.plot(list(curve), list(curve.values()), marker='o', color=color('image_text'))
         ax.axvline(tuned.weights[task], color=color('grey'), ls=':')
-        ax.set(xlabel='weight of the text, validation', ylabel='mAP@10' if task == 'circo' else 'R@1')
+        ax.set(xlabel='weight of the text in the sum', ylabel='mAP@10' if task == 'circo' else 'R@1')
         ax.set(title=titles[task], xticks=list(curve), ylim=(0, 1.2 * max(curve.values())))
     return fig
 
