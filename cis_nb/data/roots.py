@@ -34,7 +34,7 @@ def data_root(
     for p in [Path(name).expanduser()] + ([Path(base) / name] if base else []):
         if p.is_dir() or files and p.is_file():
             return p.resolve()
-    tried = f'not one in CIS_DATA={base}' if base else 'CIS_DATA is not set'
+    tried = f'none in CIS_DATA={base}' if base else 'CIS_DATA is not set'
     raise FileNotFoundError(
         f'{what} {str(name)!r}: no such folder{" or file" * files} here, and {tried}. '
         f'Give a full path, set CIS_DATA to the folder that holds it, or use {what}: {WORLD}'

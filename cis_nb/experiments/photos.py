@@ -241,7 +241,11 @@ def weight_figure(curves: dict, chance: float, seed: int = 0):
         style = dict(marker='o', ms=4, mew=0, color=color(c), label=title)
         sns.lineplot(curve.melt(), x='variable', y='value', **style, **band, ax=ax)
     ax.axhline(chance, ls=':', color=color('ink'), label='chance')
-    ax.set(xlabel='weight of the words', ylabel='precision at 10 (%)', title='From photo only (0) to words only (1)')
+    ax.set(
+        xlabel='weight of the condition',
+        ylabel='precision at 10 (%)',
+        title='From image only (0) to condition only (1)',
+    )
     ax.set_ylim(0)
     ax.legend(loc='center left', bbox_to_anchor=(1, 0.5))
     ax.grid(axis='y')

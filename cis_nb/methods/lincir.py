@@ -196,17 +196,17 @@ class LinCIRConfig(TrainingConfig):
     corpus: str = Field(
         'world', description='captions: world, text files, folders of images with captions; several with +'
     )
-    photos: int = Field(300, ge=1, description='images of the world whose captions are read')
+    photos: int = Field(300, ge=1, description='images of the world whose captions are used')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
-    keys: Literal[*KEYS] = Field('published', description='what is a keyword')
+    keys: Literal[*KEYS] = Field('published', description='definition of a keyword')
     masking: Literal[*MASKINGS] = Field('runs', description='which keywords are replaced')
     noise: Literal[*NOISES] = Field(
         'product', description='noise distribution of what is added to the features that φ reads'
     )
     scale: float = Field(1.0, ge=0, description='scale of the noise')
-    noise_relative_to_std: bool = Field(False, description='count the noise in standard deviations of the features')
+    noise_relative_to_std: bool = Field(False, description='noise scale in standard deviations of the features')
     supervision: Literal[*SUPERVISION] = Field('masked', description='masked captions, one prompt, or images')
-    prompt: Prompt = Field(PROMPT, description='query in words: `$` is the reference, {condition} the text')
+    prompt: Prompt = Field(PROMPT, description='prompt of a query: `$` is the reference, {condition} the text')
     width: int = Field(0, ge=0, description='hidden width of φ; 0: 4D, as published')
     dropout: float = Field(0.5, ge=0, lt=1, description='dropout of φ')
     norm: bool = Field(False, description='LayerNorm at both ends of φ')

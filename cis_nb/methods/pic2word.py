@@ -55,8 +55,8 @@ class Pic2Word(PseudoWordObjective):
 class Pic2WordConfig(TrainingConfig):
     "Pic2Word's own parameters."
 
-    photos: int = Field(300, ge=1, description='images of the world to learn from')
-    prompt: Prompt = Field(PROMPT, description='query in words: `$` is the reference, {condition} the text')
+    photos: int = Field(300, ge=1, description='images of the world to train on')
+    prompt: Prompt = Field(PROMPT, description='prompt of a query: `$` is the reference, {condition} the text')
     width: int = Field(0, ge=0, description='hidden width of the mapping network; 0: 512, as published')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
 

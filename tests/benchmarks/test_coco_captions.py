@@ -315,7 +315,7 @@ def test_a_missing_picture_costs_its_captions_and_is_counted():
         54,
         108,
         0.9,
-    ) and 'plain, text to image: 12 queries left out, 0 with fewer right answers' in note
+    ) and 'plain, text to image: 12 queries left out, 0 with fewer positives' in note
     assert all(
         set(v) <= set(truth.right[w][q]) and v and q in (left.images if w == DIRECTIONS[0] else left.texts)
         for w in DIRECTIONS
