@@ -283,10 +283,10 @@ def _audit_direction(right: dict, plain: dict) -> dict:
     return {
         'queries': len(right),
         'of': len(plain),
-        'right as written': float(np.mean([len(plain[q]) for q in right])),
-        'right, mean': float(sizes.mean()),
+        'positives as written': float(np.mean([len(plain[q]) for q in right])),
+        'positives, mean': float(sizes.mean()),
         'most': int(sizes.max()),
-        'written, but not right': written - kept,
+        'written, but not positive': written - kept,
     }
 
 

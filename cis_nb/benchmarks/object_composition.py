@@ -291,7 +291,7 @@ def _extra(c: Instances, out: dict, seed: int, literal: bool, named: bool) -> st
     above = 'objects above 0.05 pixels and below 50 % of the image'
     parts = [
         above if literal else 'objects of 5 % to 50 % of the image',
-        'words: ' + ('the object’s and the others’ names' if named else 'the others’ names'),
+        'condition: ' + ('the object’s and the others’ names' if named else 'the others’ names'),
         f'draw {seed}',
         *(f'left out: {n} {why}' for why, n in out.items() if n),
         *([f'{sum(c.left_out.counts().values())} files left out'] if c.left_out else []),

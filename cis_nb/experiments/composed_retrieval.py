@@ -280,7 +280,7 @@ def cirr_submission(entry, root) -> tuple:  # the folder; file, bytes, queries, 
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #910fa5dd
 def circo_submission(entry, root) -> tuple:  # the folder; file, bytes, queries, score
-    "The file for CIRCO's test split, checked; its score where the answers are known."
+    "The file for CIRCO's test split, checked; its score where the targets are known."
     c = read_circo(root, 'test')
     folder = cached_submission(
         'circo',

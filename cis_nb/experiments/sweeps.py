@@ -101,7 +101,7 @@ def run_sweep(
     p: dict,  # the parameters of a chapter
     whole: bool = False,  # one of the sets has to be searched as a whole
 ) -> MatrixRun:
-    "The sets, answered by the baselines and by every variant."
+    "The sets, ranked by the baselines and by every variant."
     if not p['sets']:
         raise ValueError('sets: name at least one of ' + ', '.join(TASK_TITLES))
     for s in p['sets']:
@@ -162,7 +162,7 @@ def format_differences(found: list) -> str:
 
 def claim_evidence_of(per_query, titles: dict, pairs, tasks=('full',), seed=0) -> list:
     """Evidence for a claim that in each of `pairs` the first is better than the second, on each of the tasks that were
-    asked."""
+    ranked."""
     return [
         claim_evidence(difference(per_query, a, b, t, seed), f'{TASK_TITLES[t]}: {titles[a]} − {titles[b]}')
         for t in tasks
@@ -199,7 +199,7 @@ def variant_table(per_query, titles: dict, base: str, seed=0) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #bee41026
 def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
-    "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not asked."
+    "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not ranked."
     if task not in set(per_query.task):
         return None
     cs = {m: interval_envelope(difference(per_query, m, base, task, seed)) for m in titles if m != base}
@@ -243,8 +243,8 @@ def paired_features(model, n: int = 400, seed: int = 0) -> tuple:  # (n,D), (n,D
 
 @torch.no_grad()
 def modality_gap_of_words(entry, n: int = 400, seed: int = 0, draws: int = 0) -> float:
-    """Distance between the centres of `a photo of $` with the words of pictures, and with those of their captions; of
-    redrawn pictures, `draws` distances."""
+    """Distance between the centres of `a photo of $` with the pseudo-words of images, and of their captions; of redrawn
+    images, `draws` distances."""
     model = entry.backbone
     seen, read = (
         l2_normalize(model.encode_pseudo('a photo of $', entry.method.words(z)).cpu())

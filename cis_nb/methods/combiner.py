@@ -509,7 +509,7 @@ class CombinerPlugin(Plugin):
     name, title, color, Config = 'combiner', 'Combiner (mined)', 'red', CombinerConfig
     reading = (
         '*Before* is an untrained network; with `start: sum` it is a weighted sum of the two features, so *after* '
-        'shows what was learned beyond the sum. Held-out triplets are a hard benchmark: many images fit a short '
+        'shows what training adds to the sum. Held-out triplets are a hard benchmark: many images fit a short '
         'condition and one counts as the target. Where the curve is flat in its interval, the chosen step is chance.'
     )
     paper_row = 'Combiner (GeneCIS)'

@@ -427,7 +427,7 @@ def test_the_worlds_truth_is_exact(tmp_path, monkeypatch):
     assert {(i, q) for q, v in truth.right[DIRECTIONS[1]].items() for i in v} == {
         (i, q) for i, v in truth.right[DIRECTIONS[0]].items() for q in v
     }
-    assert audit_ground_truth(truth, c)['written, but not right'].tolist() == [0, 0]
+    assert audit_ground_truth(truth, c)['written, but not positive'].tolist() == [0, 0]
     assert true_images({1: 'a dinosaurless cat'.replace('dinosaurless ', '')}, scenes) == {
         1: [i for i, s in scenes.items() if any(t.category == 'cat' for t in s.things)]
     }
