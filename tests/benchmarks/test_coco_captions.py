@@ -344,7 +344,7 @@ def test_the_captions_of_coco_are_read():
     with pytest.raises(ValueError, match='80 of 80 chosen images are not in it'):
         read_coco_captions(data / 'coco_mini/captions_val2017.json', list(train.images))
     found = audit_ground_truth(plain_ground_truth(c), c)
-    assert found['right, mean'].tolist() == [5.0, 1.0]
+    assert found['positives, mean'].tolist() == [5.0, 1.0]
 
 
 @real
