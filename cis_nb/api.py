@@ -290,7 +290,7 @@ class Plugin:
 
     def untrained(self, backbone, seed: int = 0) -> Method | MethodByTask:
         "The method over a backbone, where nothing is learned; a subclass may take `options` by name."
-        raise TypeError(f'{self.name} learns from data: name an experiment that trains it in `trainings`')
+        raise TypeError(f'{self.name} needs a training: name an experiment that trains it in `trainings`')
 
 # %% ../nbs/00_api.ipynb #4c1ce481
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ def _entry_points(kind: str) -> dict:
 def names(kind: str) -> list:
     "The registered names of a kind: method, benchmark or backbone."
     if kind not in REGISTRY:
-        raise ValueError(f'registry: {kind!r} is no kind; there are {", ".join(REGISTRY)}')
+        raise ValueError(f'registry: {kind!r} is not a kind; there are {", ".join(REGISTRY)}')
     return list(dict.fromkeys([*REGISTRY[kind], *_entry_points(kind), *_in_this_process[kind]]))
 
 

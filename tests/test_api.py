@@ -125,7 +125,7 @@ def test_a_method_that_learns_nothing_is_made_and_scores(name):
         check_method_by_task(m)
     else:
         check_method(m)
-    with pytest.raises(ValueError, match=f"method: '{name}' learns nothing; methods that train: contrastive"):
+    with pytest.raises(ValueError, match=f"method: '{name}' has no training; methods with a training: contrastive"):
         settings(dict(method=name))
 
 

@@ -357,7 +357,9 @@ def encode_pseudo(self: Backbone, prompts, words, every=True, batch_size: int = 
     "Text features of B prompts with `$` (or of one for all) that read `words` (B,W) in its place; else ValueError."
     prompts, tower = [prompts] * len(words) if isinstance(prompts, str) else prompts, self.text_tower
     if words.shape != (len(prompts), self.W):
-        raise ValueError(f'{len(prompts)} prompts need words ({len(prompts)},{self.W}), not {tuple(words.shape)}')
+        raise ValueError(
+            f'{len(prompts)} prompts need pseudo-words ({len(prompts)},{self.W}), not {tuple(words.shape)}'
+        )
     ids = tower.tokenize(prompts).to(self.device)
     at = ids == tower.placeholder
     for i in (~at.any(1)).nonzero().flatten().tolist():

@@ -134,14 +134,14 @@ def audit_circo(root, split: str = 'val') -> pd.DataFrame:  # what, count
     rows = [
         ('queries', len(E)),
         ('different references', len({e['reference_img_id'] for e in E})),
-        ('queries without a word', sum(not e['relative_caption'].strip() for e in E)),
-        ('words in a sentence, mean', float(np.mean([len(e['relative_caption'].split()) for e in E]))),
+        ('queries with an empty condition', sum(not e['relative_caption'].strip() for e in E)),
+        ('words in a condition, mean', float(np.mean([len(e['relative_caption'].split()) for e in E]))),
     ]
     if right:
         rows += [
-            ('right images per query, mean', float(np.mean(right))),
-            ('right images per query, most', max(right)),
-            ('queries with one right image', sum(n == 1 for n in right)),
+            ('targets per query, mean', float(np.mean(right))),
+            ('targets per query, most', max(right)),
+            ('queries with one target', sum(n == 1 for n in right)),
         ]
     if split == 'val':
         rows += [(f'aspect {a}', n) for a, n in Counter(a for e in E for a in e['semantic_aspects']).most_common()]
@@ -196,7 +196,7 @@ def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple 
     c = read_circo(root, split)
     if not c.answers:
         raise ValueError(
-            f'{c.folder}: the targets of {split} are not public, only its server knows them; '
+            f'{c.folder}: the targets of {split} are not public, only its server has them; '
             '`circo_ranked_lists` makes what the server wants'
         )
     names = circo_image_names(c)
@@ -231,7 +231,7 @@ class CircoPlugin(BenchmarkPlugin):
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #96ef61a4
 def aspects_of(c: Circo) -> dict:  # query id -> aspects
-    "What the sentences ask for: the official aspects, or for the test queries of the world the kinds of their wishes."
+    "The official semantic aspects of each query, or for the test queries of the world the kinds of its conditions."
     apart = c.folder / f'annotations/kinds.{c.split}.json'
     kinds = read_json(apart) if apart.exists() else {}
     return {str(e['id']): e.get('semantic_aspects') or kinds.get(str(e['id']), '').split('+') for e in c.entries}
@@ -273,13 +273,13 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
         return f'query {min(lost, key=int)} is missing; {len(lost)} such'
     for q, found in s.items():
         if not isinstance(found, list) or any(type(i) is not int for i in found):
-            return f'query {q} needs a list of whole numbers'
+            return f'query {q} needs a list of integers'
         if len(found) != n:
             return f'query {q} has {len(found)} images, not {n}'
         if len(set(found)) < n:
             return f'query {q} names image {Counter(found).most_common(1)[0][0]} twice'
         if gallery is not None and (odd := [i for i in found if str(i) not in gallery]):
-            return f'query {q} names {odd[0]}, which is no unlabeled image'
+            return f'query {q} names {odd[0]}, which is not an unlabeled image'
     return ''
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #218874b2

@@ -122,7 +122,7 @@ def _answers(path, entries, files) -> dict:
     for e in entries:
         t = known.get(str(e['pairid'])) if isinstance(known, dict) else None
         if not isinstance(t, str) or t not in files or t == e['reference']:
-            raise ValueError(f'{path}: the answer to pair {e["pairid"]} is {t!r}, not another image of the split')
+            raise ValueError(f'{path}: the target of pair {e["pairid"]} is {t!r}, not another image of the split')
     return {str(e['pairid']): known[str(e['pairid'])] for e in entries}
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #8c756c83
@@ -184,11 +184,11 @@ def audit_cirr(root, split: str = 'val') -> pd.DataFrame:  # what, count, percen
         ('queries', len(E)),
         ('sets of six that they come from', len({frozenset(e['img_set']['members']) for e in E})),
         ('queries with reference and text of another', len(E) - len(texts)),
-        ('queries without a word', sum(not e['caption'].strip() for e in E)),
+        ('queries with an empty condition', sum(not e['caption'].strip() for e in E)),
         ('images', len(c.files)),
         ('images that are never a reference', len(set(c.files) - references)),
         (
-            'queries whose reference_rank is not its place among the members',
+            'queries whose reference_rank is not its position among the members',
             sum(e['img_set'].get('reference_rank') != e['img_set']['members'].index(e['reference']) for e in E),
         ),
     ]
@@ -258,7 +258,7 @@ def load_cirr(
     c = read_cirr(root, split)
     if not c.answers:
         raise ValueError(
-            f'{c.folder}: the targets of {split} are not here, only its server knows them; '
+            f'{c.folder}: the targets of {split} are not here, only its server has them; '
             '`cirr_ranked_lists` makes what the server wants'
         )
     q, shared, described, extra = _queries(c, task), None, 'the six of its set', ''

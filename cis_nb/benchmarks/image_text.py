@@ -93,9 +93,9 @@ def metrics_with_intervals(
 def retrieval_protocols(n_images: int, n_texts: int, split: str, data: str) -> dict:  # direction -> Protocol
     "The protocol of each direction."
     one = dict(benchmark=f'captions/{data}', split=split)
-    images, texts = f'{n_images:,} photos', f'{n_texts:,} captions'
-    to_text = f'{images} ask; any of its captions is right; interval over photos'
-    to_image = f'{texts} ask, each for its own photo; interval over photos'
+    images, texts = f'{n_images:,} images', f'{n_texts:,} captions'
+    to_text = f'{images} as queries; every caption of an image is a target; interval over images'
+    to_image = f'{texts} as queries, each with its own image as target; interval over images'
     return {
         'image to text': Protocol(**one, gallery=texts, extra=to_text),
         'text to image': Protocol(**one, gallery=images, extra=to_image),

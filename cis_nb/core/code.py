@@ -199,7 +199,7 @@ def code_version(
     for given, thing in zip(things, todo):
         if _package(thing) in sys.stdlib_module_names or isinstance(thing, types.ModuleType) and not _module_of(thing):
             raise TypeError(
-                f'code_version: {given!r} is no function, class, module or object of the library whose code can be read'
+                f'code_version: {given!r} is not a function, class, module or object with readable code in the library'
             )
     modules, own, seen = set(), [], set()
     while todo:

@@ -39,7 +39,7 @@ class Skipped(dict):
         "Reason, how many, the first of them; most often first."
         rows = sorted(self.items(), key=lambda r: -len(r[1]))
         return pd.DataFrame(
-            [(reason, len(names), names[0]) for reason, names in rows], columns=['left out', 'how many', 'for example']
+            [(reason, len(names), names[0]) for reason, names in rows], columns=['left out', 'number', 'for example']
         )
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #5751a2ee

@@ -40,7 +40,7 @@ def data_root(
     if found := find_data(name, files):
         return found
     base = os.environ.get('CIS_DATA')
-    tried = f'not one in CIS_DATA={base}' if base else 'CIS_DATA is not set'
+    tried = f'none in CIS_DATA={base}' if base else 'CIS_DATA is not set'
     raise FileNotFoundError(
         f'{what} {str(name)!r}: no such folder{" or file" * files} here, and {tried}. '
         f'Give a full path, set CIS_DATA to the folder that holds it, or use {what}: {WORLD}'

@@ -89,7 +89,7 @@ def composed_overview(sets: dict, missing: dict) -> pd.DataFrame:
         for t, b in sets.items()
     ]
     rows += [[api.task_title(t), 0, 0, '', '', why] for t, why in missing.items()]
-    return pd.DataFrame(rows, columns=['task', 'queries', 'images', 'images there', 'chance R@1', ''])
+    return pd.DataFrame(rows, columns=['task', 'queries', 'images', 'images found', 'chance R@1', ''])
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #905afa9d
 CIRR_COLUMNS = {
@@ -130,7 +130,7 @@ def sum_forest(comparisons: dict, titles: dict):
         for (m, t), found in comparisons.items()
         for c in found
     ]
-    return forest(lines, 'points of R@1', 'Trained − Image + Text') if lines else None
+    return forest(lines, 'difference in R@1, points', 'Trained − Image + Text') if lines else None
 
 
 def sum_line(title: str, task: str, comparisons: list) -> str:
@@ -156,7 +156,7 @@ def composed_finding(run: MatrixRun, seed: int = 0) -> str:
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #d4033775
 def kinds_of(root, split: str) -> dict:  # query id -> kind; empty for photographs
-    "What kind of edit each query of the world's CIRR asks for."
+    "The kind of edit of each query of the world's CIRR."
     path = next(
         (f for f in (Path(root) / 'cirr' / f'kinds.{split}.json', Path(root) / f'kinds.{split}.json') if f.exists()),
         None,
@@ -253,7 +253,7 @@ def submission_files(folder: Path, sent: api.Submission) -> pd.DataFrame:  # fil
     for f in (f for f in sorted(folder.iterdir()) if f.name != 'manifest.json'):
         score = ', '.join(f'{metric} {value:.1f}' for metric, value in sent.scores(f).items())
         place = f'{folder.parent.name}/{folder.name}/{f.name}'
-        rows.append([place, f'{f.stat().st_size:,}', sent.count(f), score or 'known to the server alone'])
+        rows.append([place, f'{f.stat().st_size:,}', sent.count(f), score or 'known to the server only'])
     return pd.DataFrame(rows, columns=['file in the store', 'bytes', 'queries', 'score'])
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #b0022f33

@@ -70,8 +70,8 @@ def corpus_table(samples: dict, titles: dict) -> pd.DataFrame:
         ids = sample.ids
         row = {'corpus': titles[name], 'texts': sample.texts}
         row['tokens in a text'] = float(((ids > 0).sum(1) - 2).float().mean())
-        row['different (%)'] = 100 * len({tuple(r) for r in ids.tolist()}) / len(ids)
-        row['different tokens'] = len(set(ids.flatten().tolist()) - {0, BOS, EOS})
+        row['distinct (%)'] = 100 * len({tuple(r) for r in ids.tolist()}) / len(ids)
+        row['distinct tokens'] = len(set(ids.flatten().tolist()) - {0, BOS, EOS})
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -138,7 +138,7 @@ def corpus_evidence(per_query: pd.DataFrame, titles: dict, tasks: list, seed: in
     "Evidence for N17; Table 10 has both CIRR and CIRCO."
     needed = {c for pair in CORPUS_ORDERS for c in pair}
     if not (needed <= set(titles) and {'full', 'circo'} <= set(tasks)):
-        return dict(N17='not all of its corpora and sets are asked here')
+        return dict(N17='this run lacks some of its corpora or sets')
     return dict(N17=claim_evidence_of(per_query, titles, CORPUS_ORDERS, ('full', 'circo'), seed))
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #16244f80

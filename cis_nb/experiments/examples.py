@@ -174,7 +174,7 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
     targets = b.queries.targets[b.queries.query_id == r.query_id].iloc[0]
     top, title = (
         list(r.top[:5]),
-        textwrap.shorten(f'Right image on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …'),
+        textwrap.shorten(f'Target on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …'),
     )
     shown = top if set(top) & set(targets) else [*top, targets[0]]
     return dict(

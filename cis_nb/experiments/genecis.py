@@ -169,7 +169,7 @@ def overview_table(run: GenecisRun, names: list) -> pd.DataFrame:
 
     of_task = {name: [t for (_, other), t in run.tasks.items() if other == name] for name in names}
     rows = [[TITLES[name], *sizes(tasks), run.missing.get(name, '')] for name, tasks in of_task.items()]
-    heads = ['task', 'queries', 'images named', 'images encoded', 'images there', 'chance R@1', '']
+    heads = ['task', 'queries', 'images named', 'images encoded', 'images found', 'chance R@1', '']
     return pd.DataFrame([*rows, ['together', *sizes(list(run.tasks.values())), '']], columns=heads)
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #da750169
@@ -188,7 +188,7 @@ def trainings_table(entries: list) -> pd.DataFrame:
     heads = [
         'method',
         'seed',
-        'learned from',
+        'trained on',
         'triplets',
         'steps',
         'batch',

@@ -28,7 +28,7 @@ def load_benchmark(name: str, data: str = 'world', world_seed: int = 0) -> Bench
     "A registered benchmark from `name` or `name=size`; the size is that of the world's version."
     name, _, size = name.partition('=')
     if size and not size.isdigit():
-        raise ValueError(f'benchmarks: {name}={size}: the size must be a whole number, as in cirr=200')
+        raise ValueError(f'benchmarks: {name}={size}: the size must be an integer, as in cirr=200')
     return api.get('benchmark', name).load(data, int(size or 0), world_seed)
 
 

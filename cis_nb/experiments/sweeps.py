@@ -96,7 +96,7 @@ def run_sweep(
     p: dict,  # the parameters of a chapter
     whole: bool = False,  # one of the sets has to be searched as a whole
 ) -> MatrixRun:
-    "The sets, answered by the baselines and by every variant."
+    "The sets, ranked by the baselines and by every variant."
     if not p['sets']:
         raise ValueError('sets: name at least one of ' + ', '.join(benchmarks_of(p)))
     found, missing = load_sets(p)
@@ -113,13 +113,13 @@ def run_sweep(
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #abc50613
 def prompts_of(entries) -> str:
-    "With which sentence each of the trainings is asked, for a line under a table."
+    "The prompt of each training, for a line under a table."
     with_words = {e.method.title: e.method.prompt for e in entries if hasattr(e.method, 'prompt')}
     one = set(with_words.values())
     return (
-        f'asked with “{one.pop()}”'
+        f'prompt “{one.pop()}”'
         if len(one) == 1
-        else 'asked with ' + ', '.join(f'“{p}” ({t})' for t, p in with_words.items())
+        else 'prompts ' + ', '.join(f'“{p}” ({t})' for t, p in with_words.items())
     )
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #6fd775ec
@@ -136,7 +136,7 @@ def sweep_notes(run: MatrixRun, p: dict) -> list:
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
         f'This run: {training}, {prompts_of(run.entries)}.'
-        ' In brackets: in how many trainings the interval excludes zero.',
+        ' In brackets: number of trainings whose interval excludes zero.',
     ]
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #24e54e13
@@ -157,7 +157,7 @@ def format_differences(found: list) -> str:
 
 def claim_evidence_of(per_query, titles: dict, pairs, tasks=('full',), seed=0) -> list:
     """Evidence for a claim that in each of `pairs` the first is better than the second, on each of the tasks that were
-    asked."""
+    ranked."""
     return [
         claim_evidence(difference(per_query, a, b, t, seed), f'{score_title(t)}: {titles[a]} − {titles[b]}')
         for t in tasks
@@ -194,14 +194,14 @@ def variant_table(per_query, titles: dict, base: str, seed=0) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #bee41026
 def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
-    "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not asked."
+    "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not ranked."
     if task not in set(per_query.task):
         return None
     cs = {m: interval_envelope(difference(per_query, m, base, task, seed)) for m in titles if m != base}
     return forest(
         [(titles[m], c['diff'], c['low'], c['high']) for m, c in cs.items()],
-        f'points of {score_title(task)}',
-        f'Against {titles[base]}',
+        f'difference in {score_title(task)}, points',
+        f'Variant − {titles[base]}',
     )
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #0714d640
@@ -222,7 +222,7 @@ def whole_gallery(run):
 
 @torch.no_grad()
 def self_retrieval(entry, b) -> float:  # percent
-    "How often the word of a picture finds it among the gallery of `b`."
+    "How often the pseudo-word of an image ranks it first in the gallery of `b`."
     f = ImageSource(b.shared_gallery, b.load, b.key).features(entry.backbone)[b.shared_gallery]
     scores = l2_normalize(entry.backbone.encode_pseudo('a photo of $', entry.method.words(f)).cpu()) @ l2_normalize(f).T
     return 100 * float((scores.argmax(1) == torch.arange(len(f))).float().mean())
@@ -231,15 +231,15 @@ def self_retrieval(entry, b) -> float:  # percent
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def paired_features(model, n: int = 400, seed: int = 0) -> tuple:  # (n,D), (n,D)
-    "Features of held-out pictures of the drawn world and of their captions."
+    "Features of held-out images of the drawn world and of their captions."
     images, texts = image_text_pairs('world', 'val', n, seed, model.image_size).batch(np.arange(n))
     return model.encode_image(model.normalise(images)).float().cpu(), model.encode_text(texts).float().cpu()
 
 
 @torch.no_grad()
 def modality_gap_of_words(entry, n: int = 400, seed: int = 0, draws: int = 0) -> float:
-    """Distance between the centres of `a photo of $` with the words of pictures, and with those of their captions; of
-    redrawn pictures, `draws` distances."""
+    """Distance between the centres of `a photo of $` with the pseudo-words of images, and of their captions; of redrawn
+    images, `draws` distances."""
     model = entry.backbone
     seen, read = (
         l2_normalize(model.encode_pseudo('a photo of $', entry.method.words(z)).cpu())
@@ -247,7 +247,5 @@ def modality_gap_of_words(entry, n: int = 400, seed: int = 0, draws: int = 0) ->
     )
     if not draws:
         return float((seen - read).mean(0).norm())
-    share = (
-        np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), draws) / n
-    )  # the same pictures for every method
+    share = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), draws) / n  # the same images for every method
     return (torch.from_numpy(share).float() @ (seen - read)).norm(dim=-1).numpy()

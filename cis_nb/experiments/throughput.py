@@ -435,14 +435,14 @@ def contrastive_measurements(rates: pd.DataFrame) -> list:  # of Measurement
     return [
         Measurement('looking', 'training', speed['forward'] / speed['training'], '', '×'),
         Measurement('operations of training', product, share['training'], '≥ 50', '%'),
-        Measurement('operations of looking', product, share['forward'], '≥ 50', '%'),
+        Measurement('operations of the forward pass', product, share['forward'], '≥ 50', '%'),
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #e54e5f6a
 def mining_measurements(parsing: dict, english: bool, drawn: pd.DataFrame, n: int, captions: int) -> list:
     "Parsing, and sampling `n` triplets of the relations of `captions`; only the published sizes have all goals."
     real, fast, triplets = captions >= 3_000_000 and n >= 1_600_000, drawn.iloc[0], f'{n:,} triplets'
-    pipeline, parsed = 'the whole pipeline, one by one', 'captions parsed per second and core'
+    pipeline, parsed = 'the full pipeline, one by one', 'captions parsed per second and core'
     gib = fast.peak_bytes / 2**30
     return [
         Measurement(parsed, pipeline, parsing['ratio'], '≥ 5' if english else '', '×'),
@@ -460,7 +460,7 @@ def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str
     return [
         Measurement('Combiner on stored features', again, stored, '≥ 5', '×'),
         Measurement(captions, padded, lincir.times.iloc[-1], '≥ 4', '×'),
-        Measurement('Combiner and both halves', f'{again}, backbone at rest', both, '', '×'),
+        Measurement('Combiner and both towers', f'{again}, frozen backbone', both, '', '×'),
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #59623f12

@@ -116,13 +116,13 @@ def tower_rates(
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #9a34662c
 def tower_table(rates: dict) -> pd.DataFrame:
-    "Median rates of the towers {backbone: TowerRates}, and captions read per image."
+    "Median rates of the towers {backbone: TowerRates}, and captions encoded per image."
     rows = []
     for name, r in rates.items():
         captions, padded = np.median(r.captions), np.median(r.padded)
         images = np.nan if r.images is None else np.median(r.images)
         rows.append((name, images, captions, padded, captions / images, r.tokens))
-    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens in a caption'
+    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens per caption'
     return pd.DataFrame(rows, columns=heads.split('|'))
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #240b7144
@@ -251,7 +251,7 @@ STEP_PARTS = {
     'LinCIR: whole captions, once': ('read', 'blue'),
     'Pic2Word: prompt and loss': ('pic2word', 'orange'),
     'Pic2Word: image tower': ('image', 'orange'),
-    'SEARLE: one step of search': ('search', 'green'),
+    'SEARLE: one optimisation step': ('search', 'green'),
     'SEARLE: distillation': ('searle', 'green'),
 }  # title -> part, color
 
@@ -274,8 +274,8 @@ QUERY_PARTS = {
     'image through the image tower': 'image',
     'φ of LinCIR and SEARLE': 'phi',
     'mapper of Pic2Word': 'mapper',
-    'sentence with the word through the text tower': 'sentence',
-    'words alone through the text tower': 'words',
+    'prompt with the pseudo-word through the text tower': 'sentence',
+    'condition alone through the text tower': 'words',
 }
 QUERY_OF = {
     'LinCIR': ('image', 'phi', 'sentence'),

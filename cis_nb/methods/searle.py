@@ -427,19 +427,19 @@ def searle_oti(backbone, folder, steps: int = 350, num_concepts: int = 15, promp
 class SearleConfig(TrainingConfig):
     "SEARLE's own parameters."
 
-    photos: int = Field(300, ge=1, description='images of the world to learn from')
-    prompt: Prompt = Field(PROMPT, description='query in words: `$` is the reference, {condition} the text')
+    photos: int = Field(300, ge=1, description='images of the world to train on')
+    prompt: Prompt = Field(PROMPT, description='prompt of a query: `$` is the reference, {condition} the text')
     width: int = Field(0, ge=0, description='hidden width of φ; 0: 4D, as published')
     dropout: float = Field(0.5, ge=0, lt=1, description='dropout of φ')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
     vocabulary: str = Field('world', description='concepts: world, or a file with a name a line')
     phrase_generator: str = Field('world', description='a grammar of the world, or the folder of a language model')
-    phrases: int = Field(16, ge=1, description='phrases of a concept')
-    num_concepts_inversion: int = Field(15, ge=1, description='nearest concepts in the search (published: 15)')
+    phrases: int = Field(16, ge=1, description='phrases per concept')
+    num_concepts_inversion: int = Field(15, ge=1, description='nearest concepts in the optimisation (published: 15)')
     num_concepts_distillation: int = Field(150, ge=1, description='nearest concepts in the training (published: 150)')
-    search_steps: int = Field(60, ge=1, description='steps of the search (published: 350)')
-    search_lr: float = Field(0.02, ge=0, description='learning rate of the search')
-    num_inverted_images: int = Field(0, ge=0, description='images whose words are searched; 0: all')
+    search_steps: int = Field(60, ge=1, description='optimisation steps per image (published: 350)')
+    search_lr: float = Field(0.02, ge=0, description='learning rate of the optimisation')
+    num_inverted_images: int = Field(0, ge=0, description='images whose pseudo-words are optimised; 0: all')
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #47c49e6d
 class SearlePlugin(Plugin):

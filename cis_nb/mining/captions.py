@@ -521,7 +521,7 @@ def read_shards(folder) -> dict:
     try:
         return json.loads((Path(folder) / 'shards.json').read_text())
     except (OSError, ValueError) as e:
-        remedy = 'delete the folder and ask relation_shards for it again'
+        remedy = 'delete the folder and call relation_shards again'
         raise ValueError(f'{folder}/shards.json cannot be read ({e}); {remedy}') from None
 
 # %% ../../nbs/03_mining/01_captions.ipynb #b192c2cb
@@ -533,7 +533,7 @@ def read_relations(folder) -> pd.DataFrame:
         data = path.read_bytes() if path.exists() else b''
         if hashlib.sha256(data).hexdigest() != shard['sha256']:
             fault = 'damaged' if data else 'missing'
-            raise ValueError(f'{path} is {fault}: delete the folder {folder} and ask relation_shards for it again')
+            raise ValueError(f'{path} is {fault}: delete the folder {folder} and call relation_shards again')
         tables.append(pq.read_table(pa.BufferReader(data)).to_pandas())
     return pd.concat(tables, ignore_index=True)
 

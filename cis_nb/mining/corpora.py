@@ -385,7 +385,7 @@ def _mark_all(folder: Path, sources, again, portion: int, processes, how, about:
     _mark_portions(folder, sources, texts, sizes, portion, processes, how)
     if changed := [str(a.path) for a, b in zip(sources, again()) if a.key != b.key]:
         _clear(folder)
-        raise ValueError(f'{", ".join(changed)}: changed while it was read; ask again when it is complete')
+        raise ValueError(f'{", ".join(changed)}: changed while it was read; run again when it is complete')
     captions, left = _counted(folder, sources, before)
     parts = sorted(folder.glob('part-*.npz'))
     for name, ends in (('marks', 'sizes'), ('literal', 'literal_sizes')):

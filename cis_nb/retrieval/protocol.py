@@ -50,7 +50,7 @@ class Protocol:
         if not 0 <= self.coverage <= 1:
             raise ValueError(f'coverage is a share from 0 to 1, not {self.coverage}')
         if '{condition}' not in self.prompt:
-            raise ValueError(f'the prompt {self.prompt!r} has no place for {{condition}}')
+            raise ValueError(f'the prompt {self.prompt!r} has no placeholder {{condition}}')
 
     @property
     def hash(self) -> str:
@@ -71,7 +71,7 @@ def _words(p: Protocol) -> list:
     "A protocol as short phrases; *partial* comes first."
     partial = [f'partial: {min(99.9, 100 * p.coverage):.1f} % of the images'] if p.coverage < 1 else []
     captions = [f'captions {p.caption}'] if p.caption != 'as given' else []
-    content = [f'questions {p.questions}'] if p.questions else []
+    content = [f'queries {p.questions}'] if p.questions else []
     return partial + [
         f'gallery: {p.gallery}',
         f'text: “{p.prompt}”',
@@ -356,7 +356,7 @@ def _check_gallery_sizes(per_query: pd.DataFrame, task: Task, ks):
         q = per_query.loc[per_query.gallery_size.idxmin()]
         raise ValueError(
             f'{task.name}/{task.task}, query {q.query_id}: a gallery of {q.gallery_size} has no R@{max(ks)}; '
-            'ask for smaller ks'
+            'use smaller ks'
         )
 
 

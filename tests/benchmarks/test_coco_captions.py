@@ -318,7 +318,7 @@ def test_a_missing_picture_costs_its_captions_and_is_counted():
         54,
         108,
         0.9,
-    ) and 'plain, text to image: 12 queries left out, 0 with fewer right answers' in note
+    ) and 'plain, text to image: 12 queries left out, 0 with fewer positives' in note
     assert all(
         set(v) <= set(truth.right[w][q]) and v and q in (left.images if w == DIRECTIONS[0] else left.texts)
         for w in DIRECTIONS
@@ -347,7 +347,7 @@ def test_the_captions_of_coco_are_read():
     with pytest.raises(ValueError, match='80 of 80 chosen images are not in it'):
         read_coco_captions(data / 'coco_mini/captions_val2017.json', list(train.images))
     found = audit_ground_truth(plain_ground_truth(c), c)
-    assert found['right, mean'].tolist() == [5.0, 1.0]
+    assert found['positives, mean'].tolist() == [5.0, 1.0]
 
 
 @real
@@ -430,7 +430,7 @@ def test_the_worlds_truth_is_exact(tmp_path, monkeypatch):
     assert {(i, q) for q, v in truth.right[DIRECTIONS[1]].items() for i in v} == {
         (i, q) for i, v in truth.right[DIRECTIONS[0]].items() for q in v
     }
-    assert audit_ground_truth(truth, c)['written, but not right'].tolist() == [0, 0]
+    assert audit_ground_truth(truth, c)['written, but not positive'].tolist() == [0, 0]
     assert true_images({1: 'a dinosaurless cat'.replace('dinosaurless ', '')}, scenes) == {
         1: [i for i, s in scenes.items() if any(t.category == 'cat' for t in s.things)]
     }

@@ -157,7 +157,7 @@ DAMAGED = [
     (dict(queries=but(candidate='B99')), "entry 0: candidate 'B99' is not in the list of images"),
     (dict(queries=but(target='B0')), 'the target is the candidate itself'),
     (dict(names=[*NAMES, 'B7', 'B8']), "'B7' is repeated; 2 such"),
-    (dict(names=[*NAMES, 5]), 'entry 30: 5 is no name of an image'),
+    (dict(names=[*NAMES, 5]), 'entry 30: 5 is not an image name'),
 ]
 OUTSIDE = ['../../etc/passwd', '/etc/passwd', 'a/b', 'a\\b', 'C:a', '..', '.', '', 'a\n', 'a.jpg', 'é']
 
@@ -170,7 +170,7 @@ def test_what_is_damaged_is_refused_by_name(tmp_path, change, why):
 
 @pytest.mark.parametrize('name', OUTSIDE)
 def test_no_name_leads_out_of_the_folder(tmp_path, name):
-    with pytest.raises(ValueError, match='is no name of an image'):
+    with pytest.raises(ValueError, match='is not an image name'):
         read_fashioniq(files(tmp_path, names=[*NAMES, name]))
 
 
@@ -239,7 +239,7 @@ def test_a_test_split_is_asked_only_where_its_answers_are(tmp_path):
     assert (
         read_fashioniq(tmp_path, split='test').targets == [] and audit_fashioniq(tmp_path, split='test').iloc[0, 1] == 3
     )
-    with pytest.raises(ValueError, match='nobody has published them; evaluate on val'):
+    with pytest.raises(ValueError, match='has no public targets; evaluate on val'):
         load_fashioniq(tmp_path, split='test', images=False)
     answers = tmp_path / 'captions/answers.dress.test.json'
     for wrong, why in (

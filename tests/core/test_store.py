@@ -432,5 +432,5 @@ def test_every_part_of_the_key_counts(store):
     ]
     assert len(set(folders)) == len(folders)
     assert asked() == folders[0] and asked(code=[manifest]) == asked(code=[fingerprint])  # two of one module
-    with pytest.raises(TypeError, match='whose code can be read'):
+    with pytest.raises(TypeError, match='with readable code'):
         asked(code=['cis_nb.core.store'])

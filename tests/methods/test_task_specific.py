@@ -110,7 +110,7 @@ def test_each_query_is_classified_among_the_attributes_of_its_own_type(tiny):
 
 
 def test_an_unknown_type_is_an_error_that_lists_the_known_ones(tiny):
-    with pytest.raises(KeyError, match="1 queries ask for the type 'mood'.*known types: color"):
+    with pytest.raises(KeyError, match="1 queries have the type 'mood'.*known types: color"):
         sp.FocusAttribute(types=dict(color=['red']), backbone=tiny).encode_query(torch.ones(1, 160), ['mood'])
 
 

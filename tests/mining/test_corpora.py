@@ -342,7 +342,7 @@ def test_a_text_that_changes_while_it_is_read(store, monkeypatch):
 
     (store / 'c.txt').write_text(MANY)
     monkeypatch.setattr(C, '_marked', grows)
-    with pytest.raises(ValueError, match='c.txt: changed while it was read; ask again when it is complete'):
+    with pytest.raises(ValueError, match='c.txt: changed while it was read; run again when it is complete'):
         corpus_folder(store / 'c.txt', 'world', portion=10, processes=1)
     assert not list((store_root() / 'corpus').glob('c.txt*')) and not list(
         (store_root() / 'corpus').glob('.partial-*/part-*')

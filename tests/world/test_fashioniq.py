@@ -200,7 +200,7 @@ def test_the_same_bytes_in_another_process(drawn, tmp_path, hash_seed):
 
 def test_a_world_that_is_too_small_says_so():
     only = Garment('hoodie', '', '', 'plain', '', 'red', '')
-    with pytest.raises(ValueError, match='too few different garments of the category shirt; ask for fewer queries'):
+    with pytest.raises(ValueError, match='too few different garments of the category shirt; use fewer queries'):
         draw_new(lambda: only, {only}, 'shirt')
 
 
