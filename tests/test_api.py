@@ -130,7 +130,7 @@ def test_a_method_that_learns_nothing_is_made_and_scores(name):
 
 
 def test_a_method_that_has_to_be_trained_says_so():
-    with pytest.raises(TypeError, match='lincir learns from data: name an experiment'):
+    with pytest.raises(TypeError, match='lincir needs a training: name an experiment'):
         api.get('method', 'lincir').untrained(MadeUp())
 
 
