@@ -65,7 +65,7 @@ def test_answers_of_a_training_carry_its_seed():
 def test_a_name_that_nobody_knows_leaves_the_task_out():
     b = bench()
     lists = SharedObjects(backbone=SimpleNamespace(name='pond', names=['green']))
-    assert ev.unknown_names(lists, b).startswith("1 of 1 queries ask for 'blue'")
+    assert ev.unknown_names(lists, b).startswith("1 of 1 conditions are unknown to the solution, such as 'blue'")
     assert not ev.unknown_names(FocusAttribute(types={'blue': []}, backbone=eyes), b)
 
 
