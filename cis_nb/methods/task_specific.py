@@ -495,7 +495,7 @@ def unknown_names(solution, task) -> str:
     odd = task.queries.condition[~task.queries.condition.isin(list(knows))] if knows else []
     if not len(odd):
         return ''
-    return f'{len(odd)} of {len(task)} queries ask for {odd.iloc[0]!r} or another name that the solution does not know'
+    return f'{len(odd)} of {len(task)} conditions are unknown to the solution, such as {odd.iloc[0]!r}'
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #0b346042
 SOLUTION_TITLES = dict(

@@ -102,7 +102,7 @@ def test_the_released_queries_in_each_gallery_and_order():
         assert all(
             1 <= len(t.split('\n')) <= 2 and all(line.strip() for line in t.split('\n')) for t in b.queries.condition
         )
-        with pytest.raises(ValueError, match=f'the test split of {c} has no targets'):
+        with pytest.raises(ValueError, match=f'the test split of {c} has no public targets'):
             load_fashioniq(data, c, 'test', images=False)
     assert '2 of 1961 queries have one caption' in b.protocol.extra
     with pytest.raises(FileNotFoundError, match='FashionIQ images'):

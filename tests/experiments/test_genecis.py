@@ -85,7 +85,7 @@ def test_a_task_is_missing_in_the_draw_that_lacks_it():
 def test_a_name_that_nobody_knows_leaves_the_task_out():
     b = bench()
     lists = SharedObjects(backbone=SimpleNamespace(name='pond', names=['green']))
-    assert unknown_names(lists, b).startswith("1 of 1 queries ask for 'blue'")
+    assert unknown_names(lists, b).startswith("1 of 1 conditions are unknown to the solution, such as 'blue'")
     assert not unknown_names(FocusAttribute(types={'blue': []}, backbone=eyes), b)
 
 
