@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.plotting import color, page
+from ..core.plotting import color, draw_intervals, page
 from cis_nb.experiments.combiner_ablations import (
     corpus,
     format_interval,
@@ -170,8 +170,7 @@ def recall_figure(results, per_query, accuracy: dict):
     x, recall = np.array(list(accuracy.values())), mean_recalls(per_query)
     for m, title in METHODS_COMPARED.items():
         r = mean_rows(results, m, accuracy)
-        reach = [r.value - r.ci_low, r.ci_high - r.value]
-        ax.errorbar(x, r.value, reach, fmt='o', color=color(m), label=title, capsize=2)
+        draw_intervals(ax, x, r.value, r.ci_low, r.ci_high, m, label=title)
         a, b = np.polyfit(x, r.value, 1)
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, a * ends + b, color=color(m), lw=1, ls='--')

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TASK_LABELS', 'with_seed', 'seeds', 'of_seed', 'hits', 'task_mean', 'contrast', 'compare',
            'contrast_seeds', 'compare_seeds', 'interval_envelope', 'verdict', 'chance', 'over_seeds',
-           'format_uncertainty', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'with_intervals',
-           'protocol_line', 'gain', 'headline', 'recall_bars']
+           'format_uncertainty', 'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper',
+           'with_intervals', 'protocol_line', 'gain', 'headline', 'recall_bars']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from importlib.resources import files
@@ -15,7 +15,7 @@ import pandas as pd
 from .. import api
 from ..benchmarks.genecis import TASKS
 from ..retrieval.statistics import bootstrap_ci, families_of
-from ..core.plotting import color, page
+from ..core.plotting import draw_intervals, page
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #8161f37f
 UNTRAINED = -1  # in the column `seed`
@@ -154,6 +154,13 @@ def format_uncertainty(
 ) -> str:
     "A value with its interval, or with its standard deviation over seeds."
     return f'{r.value:.1f} ± {r.std:.1f}' if r.seeds > 1 else f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]'
+
+
+def uncertainty_bounds(
+    rows: pd.DataFrame,  # of `over_seeds`
+) -> tuple:  # low, high
+    "The ends of the intervals; of several seeds one standard deviation to either side."
+    return rows.ci_low.fillna(rows.value - rows['std']), rows.ci_high.fillna(rows.value + rows['std'])
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #dfc40835
 def read_printed(table: str) -> pd.DataFrame:
@@ -325,19 +332,8 @@ def recall_bars(results, per_query, titles: dict):
     for ax, task in zip(axes.ravel(), tasks):
         for j, m in enumerate(methods):
             r = rows[(rows.method == m) & (rows.task == task)].sort_values('k')
-            reach = [
-                (r.value - r.ci_low).fillna(r['std']).clip(lower=0),
-                (r.ci_high - r.value).fillna(r['std']).clip(lower=0),
-            ]
-            ax.bar(
-                r.k - 0.4 + width * (j + 0.5),
-                r.value,
-                width * 0.92,
-                color=color(m),
-                label=titles[m],
-                yerr=reach,
-                error_kw=dict(lw=1, ecolor=color('grey')),
-            )
+            at = r.k - 0.4 + width * (j + 0.5)
+            draw_intervals(ax, at, r.value, *uncertainty_bounds(r), m, bar=0.92 * width, label=titles[m])
         for k in (1, 2, 3):
             ax.plot(
                 [k - 0.43, k + 0.43],

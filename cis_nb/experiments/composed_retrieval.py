@@ -19,7 +19,7 @@ import pandas as pd
 
 from .. import api
 from ..core.parameters import one_of
-from ..core.plotting import color, forest, page
+from ..core.plotting import draw_intervals, forest, page
 from ..core.store import fingerprint, stored
 from ..data.roots import dataset_root
 from .comparison import compare_seeds, format_uncertainty, gain, hits, over_seeds, seeds, verdict
@@ -210,9 +210,7 @@ def edit_bars(edits: pd.DataFrame, titles: dict, guess: float = 20.0):
     for j, m in enumerate(shown):
         r = edits[edits.method == m].set_index('kind').loc[order]
         at = np.arange(len(r)) + 0.27 * (j - (len(shown) - 1) / 2)
-        bounds = [(r.value - r.low).clip(lower=0), (r.high - r.value).clip(lower=0)]
-        error = dict(lw=1, ecolor=color('grey'))
-        ax.bar(at, r.value, 0.25, color=color(m), label=titles[m], yerr=bounds, error_kw=error)
+        draw_intervals(ax, at, r.value, r.low, r.high, m, bar=0.25, label=titles[m])
     ax.axhline(guess, color='k', lw=1.4, label='chance')
     ax.set_xticks(range(len(order)), order)
     ax.set_ylabel('subset R@1 (%)')

@@ -42,7 +42,7 @@ from cis_nb.benchmarks.genecis_construction import (
     read_vaw,
     violations,
 )
-from ..core.plotting import Page, color, page
+from ..core.plotting import Page, color, draw_intervals, page
 from ..data.roots import data_root
 from ..retrieval.metrics import ranks
 from ..retrieval.protocol import result_rows
@@ -325,10 +325,8 @@ def oracle_table(results: pd.DataFrame, scores: dict) -> pd.DataFrame:
 def draw_oracle(ax, results: pd.DataFrame, how: str, shift: float, palette: str):
     "Bars of one oracle with intervals, `shift` to the right of the tasks."
     r = results[results.method == f'labels_{how}']
-    interval = [r.value - r.ci_low, r.ci_high - r.value]
-    style = dict(lw=1, ecolor=color('ink'))
     at = np.arange(len(r)) + shift
-    ax.bar(at, r.value, 0.24, color=color(palette), yerr=interval, error_kw=style, label=ORACLE_TITLES[how])
+    draw_intervals(ax, at, r.value, r.ci_low, r.ci_high, palette, bar=0.24, label=ORACLE_TITLES[how])
 
 
 def oracle_figure(results: pd.DataFrame, scores: dict) -> Page:

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
-from ..core.plotting import color, page
+from ..core.plotting import draw_intervals, page
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
     claim_evidence_of,
@@ -107,7 +107,8 @@ def self_retrieval_rates(run: MatrixRun, gallery) -> pd.DataFrame:  # mean, std;
 def self_retrieval_bars(rates: pd.DataFrame, titles: dict):
     "One bar a variant; the line is the standard deviation over seeds."
     fig, ax = page(2.2, width=5)
-    ax.barh(range(len(rates)), rates['mean'], xerr=rates['std'], color=color('blue'), alpha=0.8)
+    mean, std, at = rates['mean'], rates['std'], range(len(rates))
+    draw_intervals(ax, at, mean, mean - std, mean + std, 'blue', bar=0.8, horizontal=True)
     ax.set_yticks(range(len(rates)), [titles[v] for v in rates.index])
     ax.invert_yaxis()
     ax.set(xlabel='self-retrieval: image found by its pseudo-word (%); standard deviation over seeds', xlim=(0, None))
@@ -217,8 +218,8 @@ def kept_figure(kept: dict, rates: pd.DataFrame, titles: dict):
     "Self-retrieval against the tokens kept (`kept`: masking -> percent); lines span a standard deviation over seeds."
     fig, ax = page(2.4, width=5.5)
     for m, title in titles.items():
-        x, y = kept[m], rates.loc[m, 'mean']
-        ax.errorbar(x, y, rates.loc[m, 'std'], marker='o', capsize=3, color=color('blue'))
+        x, y, std = kept[m], rates.loc[m, 'mean'], rates.loc[m, 'std']
+        draw_intervals(ax, [x], [y], [y - std], [y + std], 'blue')
         ax.annotate(title, (x, y), xytext=(5, 3), textcoords='offset points', fontsize=8)
     ax.set(xlabel='tokens kept in the caption (%)', ylabel='self-retrieval (%)', ylim=(0, None))
     ax.margins(x=0.2)

@@ -16,9 +16,16 @@ import pandas as pd
 from .. import api
 from ..api import MainMetric, Unsolved
 from ..backbones.loading import load_backbone
-from ..core.plotting import color, page
+from ..core.plotting import draw_intervals, page
 from ..core.report import progress
-from .comparison import UNTRAINED, compare_seeds, format_uncertainty, over_seeds, seeds
+from cis_nb.experiments.comparison import (
+    UNTRAINED,
+    compare_seeds,
+    format_uncertainty,
+    over_seeds,
+    seeds,
+    uncertainty_bounds,
+)
 from .entries import RANKING_COLUMNS, Entry, cached, compared_methods, known_as, read_cached
 from ..retrieval.metrics import METRICS
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, evaluate_benchmark, task_methods
@@ -170,13 +177,11 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
     fig, axes = page(lines * (0.6 + 0.24 * len(titles)), lines, columns, squeeze=False)
     for ax, name in zip(axes.ravel(), names):
         rows = main_rows(name, results).set_index('method')
-        for y, m in enumerate(m for m in titles if m in rows.index):
-            r = rows.loc[m]
-            low, high = (r.value - r['std'], r.value + r['std']) if r.seeds > 1 else (r.ci_low, r.ci_high)
-            ax.plot([low, high], [y, y], color=color(m), lw=2)
-            ax.plot(r.value, y, 'o', ms=6, color=color(m))
-        there = [titles[m] for m in titles if m in rows.index]
-        ax.set_yticks(range(len(there)), there)
+        there = [m for m in titles if m in rows.index]
+        for y, m in enumerate(there):
+            r = rows.loc[[m]]
+            draw_intervals(ax, [y], r.value, *uncertainty_bounds(r), m, horizontal=True)
+        ax.set_yticks(range(len(there)), [titles[m] for m in there])
         ax.invert_yaxis()
         ax.set(title=main_metric(name, results).title, xlabel='percent')
         ax.grid(axis='x')

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from .. import api
 from ..api import TrainingConfig
 from ..backbones.loading import load_backbone, text_backbone
-from ..core.plotting import color, page
+from ..core.plotting import color, draw_intervals, page
 from ..core.store import manifest
 from .comparison import read_printed
 from .throughput import LINCIR_BATCH, LINCIR_STEPS, call_seconds
@@ -259,11 +259,10 @@ STEP_PARTS = {
 def step_figure(parts: dict, backbone: str):
     "Milliseconds of each part {part: Estimate} per image or caption, with intervals."
     shown = [parts[part] * 1000 for part, _ in STEP_PARTS.values()]
-    values = np.array([e.value for e in shown])
-    ends = np.array([e.interval for e in shown]).T  # (2,6)
     fig, ax = page(2.4, width=6.5)
-    colors = [color(c) for _, c in STEP_PARTS.values()]
-    ax.barh(range(len(shown)), values, xerr=np.abs(ends - values), color=colors)
+    for y, (e, (_, c)) in enumerate(zip(shown, STEP_PARTS.values())):
+        low, high = e.interval
+        draw_intervals(ax, [y], [e.value], [low], [high], c, bar=0.8, horizontal=True)
     ax.set_yticks(range(len(shown)), STEP_PARTS)
     ax.invert_yaxis()
     ax.set(xlabel='milliseconds per image or caption', title=f'Parts of a step, {backbone}')

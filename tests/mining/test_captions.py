@@ -113,18 +113,6 @@ def test_the_worlds_parser_is_for_the_world_only(tmp_path):
     assert parser_name(load_parser('world')) == 'en_cis_world 1'
 
 
-# ---- parsers by name
-
-
-def test_an_unknown_parser_says_how_to_get_one(monkeypatch, tmp_path):
-    with pytest.raises(OSError, match='spacy download en_core_web_sm'):
-        load_parser('en_core_web_nowhere')
-    monkeypatch.setattr('spacy.util.get_installed_models', lambda: [])
-    monkeypatch.setenv('CIS_DATA', str(tmp_path))
-    with pytest.raises(OSError, match='no English spaCy pipeline is installed: install one with'):
-        load_parser()
-
-
 # ---- sources
 
 
