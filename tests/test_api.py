@@ -115,18 +115,42 @@ def test_a_method_trains_is_loaded_and_scores(name):
     check_method(m)
 
 
-@pytest.mark.parametrize('name', sorted({*api.names('method')} - {*TRAINED}))
+UNTRAINED = sorted({*api.names('method')} - {*TRAINED})
+BY_TASK = [n for n in UNTRAINED if isinstance(api.get('method', n).untrained(MadeUp()), api.MethodByTask)]
+
+
+@pytest.mark.parametrize('name', UNTRAINED)
 def test_a_method_that_learns_nothing_is_made_and_scores(name):
-    plugin, backbone = api.get('method', name), load_backbone('tiny', device='cpu')
-    m = plugin.untrained(backbone)
+    plugin = api.get('method', name)
+    m = plugin.untrained(MadeUp())
     assert plugin.name == m.name == name and plugin.title == m.title
-    assert m.fingerprint == plugin.untrained(backbone).fingerprint
-    if isinstance(m, api.MethodByTask):
-        check_method_by_task(m)
-    else:
+    assert m.fingerprint == plugin.untrained(MadeUp()).fingerprint
+    assert isinstance(m, api.Method) != isinstance(m, api.MethodByTask)
+    if isinstance(m, api.Method):
         check_method(m)
     with pytest.raises(ValueError, match=f"method: '{name}' has no training; methods with a training: contrastive"):
         settings(dict(method=name))
+
+
+@pytest.mark.parametrize('name', BY_TASK)
+@pytest.mark.e2e
+def test_a_method_by_task_solves_some_tasks_and_refuses_the_others_with_a_reason(name):
+    m, solved = api.get('method', name).untrained(load_backbone('tiny', device='cpu')), 0
+    for b in map(small, api.names('benchmark')):
+        methods, unsolved = task_methods(m, b)
+        assert {*methods, *unsolved} == set(b.tasks) and all(unsolved.values())
+        solved += len(methods)
+        for task, of_task in methods.items():
+            assert isinstance(of_task, api.Method) and (of_task.name, of_task.title) == (m.name, m.title)
+            assert of_task.fingerprint == m.for_task(b.tasks[task]).fingerprint
+        if methods:
+            per_query, rows = evaluate_benchmark(m, b)
+            assert set(rows.method) == {m.name} and set(per_query.task) == set(methods)
+            assert len(per_query) == sum(len(b.tasks[task]) for task in methods)
+        else:
+            with pytest.raises(api.Unsolved, match=f'{m.name} can solve no task of {b.name}: '):
+                evaluate_benchmark(m, b)
+    assert solved
 
 
 def test_a_method_that_has_to_be_trained_says_so():
@@ -159,26 +183,6 @@ def check_method(m):
 def small(name) -> Benchmark:
     "A small version of a benchmark."
     return api.get('benchmark', name).load('world', seed=1, **OPTIONS.get(name, {}))
-
-
-def check_method_by_task(m):
-    "Some tasks of the registered benchmarks are solved by a method of the same name, the others refused with a reason."
-    solved = 0
-    for b in map(small, api.names('benchmark')):
-        methods, unsolved = task_methods(m, b)
-        assert [*methods, *unsolved] and {*methods, *unsolved} == set(b.tasks) and all(unsolved.values())
-        solved += len(methods)
-        for name, of_task in methods.items():
-            assert isinstance(of_task, api.Method) and (of_task.name, of_task.title) == (m.name, m.title)
-            assert of_task.fingerprint == m.for_task(b.tasks[name]).fingerprint
-        if methods:
-            per_query, rows = evaluate_benchmark(m, b)
-            assert set(rows.method) == {m.name} and set(per_query.task) == set(methods)
-            assert len(per_query) == sum(len(b.tasks[name]) for name in methods)
-        else:
-            with pytest.raises(api.Unsolved, match=f'{m.name} can solve no task of {b.name}: '):
-                evaluate_benchmark(m, b)
-    assert solved
 
 
 @pytest.mark.parametrize('name', api.names('benchmark'))
