@@ -14,7 +14,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.weights import BACKBONES
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.core.plotting import color
-from cis_nb.core.store import fingerprint
+from cis_nb.core.store import fingerprint, manifest
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.roots import dataset_root
 from cis_nb.experiments.composed_retrieval import load_sets
@@ -110,6 +110,8 @@ def test_a_method_trains_is_loaded_and_scores(name):
     assert any(p.requires_grad for m in objective.modules.values() for p in m.parameters())
     run = train_or_load(config)
     assert (run / 'history.csv').is_file() and train_or_load(config) == run
+    pieces = api.get('method', name).pieces(make_objective(config), config)
+    assert all(manifest(folder)['seconds'] >= 0 for folder in pieces.values())
     m = load_method(run, 'cpu')
     assert m.fingerprint == load_method(run, 'cpu').fingerprint
     check_method(m)

@@ -301,10 +301,9 @@ def gain(per_query, results, method: str, title: str, over='image_text', seed=0)
     )
 
 
-def headline(per_query, results, titles: dict, seed=0) -> str:
-    "One line: the methods without training by R@1, then the gain of each trained method."
+def headline(per_query, results, titles: dict, seed=0, plain=('image_text', 'image_only', 'text_only')) -> str:
+    "One line: the `plain` methods by R@1, then what each trained method gains over the first of them."
     mean = results[results.k == 1].groupby('method', sort=False).tail(1)
-    plain = [m for m in titles if not seeds(per_query, m)]
     order = mean[mean.method.isin(plain)].sort_values('value', ascending=False)
     if not len(order):
         return 'nothing to evaluate'
@@ -315,8 +314,8 @@ def headline(per_query, results, titles: dict, seed=0) -> str:
         for r, s in zip(order.itertuples(), [*sure, order.ci_low.iloc[-1] > guess])
     ]
     gains = (
-        [gain(per_query, results, m, titles[m], seed=seed) for m in titles if seeds(per_query, m)]
-        if 'image_text' in set(order.method)
+        [gain(per_query, results, m, titles[m], plain[0], seed) for m in titles if seeds(per_query, m)]
+        if plain[0] in set(order.method)
         else []
     )
     return '; '.join([''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks)', *gains])

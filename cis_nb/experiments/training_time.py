@@ -381,8 +381,9 @@ def training_seconds(config: TrainingConfig) -> dict:  # piece -> seconds
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #374b7ec1
 def training_costs(configs: dict) -> pd.DataFrame:  # index method, columns pieces; the last is `steps`
     "Seconds of the pieces of {method: configuration}; NaN for a piece that a method does not have."
-    costs = pd.DataFrame([training_seconds(c) for c in configs.values()], index=list(configs)).astype(float)
-    return costs[[*costs.columns.drop('steps'), 'steps']]
+    rows = [training_seconds(c) for c in configs.values()]
+    pieces = dict.fromkeys(piece for r in rows for piece in r if piece != 'steps')
+    return pd.DataFrame(rows, index=list(configs), columns=[*pieces, 'steps']).astype(float)
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #77bb0479
 def training_scores(experiment: str) -> pd.DataFrame:
