@@ -237,7 +237,7 @@ def test_damaged_captions_are_named(tmp_path, text, why):
         ('null', 'not NoneType'),
         ('{}', 'without entries'),
         ('{"1": 1000}', 'expected a list of ids'),
-        ('{"1": []}', 'the list is empty'),
+        ('{"1": []}', 'the list of positives is empty'),
         ('{"x": [1000]}', "'x' is not a number"),
         ('{"1": [1.5]}', '1.5 is not a number'),
         ('{"1": [true]}', 'True is not a number'),
@@ -367,7 +367,7 @@ def test_coco_pictures_are_found_in_their_tar_and_evaluated(tmp_path, monkeypatc
     c = read_coco_captions(data / 'coco_mini/captions_val2017.json', name='coco_mini')
     rows, protocols, skipped = evaluate_captions(Mean(), c, data / 'coco_mini', [plain_ground_truth(c)])
     assert len(locate_images(c, data / 'coco_mini')[0]) == 79 and not skipped and len(rows) == 16
-    assert 'partial' not in str(protocols[0]) and 'captions of 5 parts of 15 to 16 pictures' in protocols[2].gallery
+    assert 'partial' not in str(protocols[0]) and 'captions of 5 parts of 15 to 16 images' in protocols[2].gallery
     assert rows[(rows.task == DIRECTIONS[1]) & (rows.metric == 'recall') & (rows.k == 1)].value.iloc[0] < 15
 
 
