@@ -288,8 +288,8 @@ def condition_strip(tasks: dict, per_query: pd.DataFrame, method: str, kind: str
     lines = list(condition_lines(per_query, method, kind).iloc[:n].itertuples())
     if not lines:
         return []
-    images = [tasks[l.draw, l.task].load(l.top[0]) for l in lines]
+    images = [tasks[r.draw, r.task].load(r.top[0]) for r in lines]
     reference = tasks[lines[0].draw, lines[0].task].load(lines[0].reference)
-    heads = ['reference', *(f'{l.task.split("_")[0]}: {l.condition}' for l in lines)]
-    marks = ['reference', *('target' if l.rank == 1 else 'wrong' for l in lines)]
+    heads = ['reference', *(f'{r.task.split("_")[0]}: {r.condition}' for r in lines)]
+    marks = ['reference', *('target' if r.rank == 1 else 'wrong' for r in lines)]
     return [dict(images=[reference, *images], titles=heads, outlines=marks)]
