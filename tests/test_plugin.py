@@ -2,7 +2,12 @@
 
 The packages are in `tests/plugin`. A book of three experiments is made in an environment that has them."""
 
-import json, re, shutil, subprocess, sys, venv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import pandas as pd
@@ -18,9 +23,7 @@ PARAMS = {
     '05_train.learned_sum': dict(
         method='learned_sum', steps=60, batch_size=64, lr=1e-2, eval_every=30, temperature=30.0
     ),
-    '06_evaluation/genecis': dict(
-        trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0], specific=False, draws=1, templates=6
-    ),
+    '06_evaluation/genecis': dict(trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0], draws=1, templates=6),
     '06_evaluation/composed_retrieval': dict(trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0]),
     '06_evaluation/matrix': dict(
         trainings=['05_train.learned_sum'], methods=METHODS, seeds=[0], benchmarks=['csv_queries']
@@ -131,5 +134,5 @@ def test_the_page_your_own_method_needs_forty_lines_of_code():
     first = next(i for i, t in enumerate(text) if t.startswith('## The method in forty lines'))
     last = next(i for i, t in enumerate(text) if 'show_table(' in t)
     code = [t for t, c in zip(text[first : last + 1], cells[first : last + 1]) if c['cell_type'] == 'code']
-    lines = [l for t in code for l in t.splitlines() if l.strip() and not l.strip().startswith('#')]
+    lines = [line for t in code for line in t.splitlines() if line.strip() and not line.strip().startswith('#')]
     assert 30 < len(lines) <= 40, len(lines)

@@ -1,6 +1,10 @@
 "The project as a whole: what a reader finds in the tree must fit together."
 
-import ast, re, shutil, subprocess, sys
+import ast
+import re
+import shutil
+import subprocess
+import sys
 from configparser import ConfigParser
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -145,6 +149,56 @@ def test_tests_mirror_the_packages():
         assert known, f'{named(path)}: there is no cis_nb.{package}.{name}'
 
 
+PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook asserts all that is to be said
+    'backbones.tokenizer',
+    'data.augmentation',
+    'experiments.backbones',
+    'experiments.combiner_variants',
+    'experiments.construction_audit',
+    'experiments.corpora_and_masking',
+    'experiments.examples',
+    'experiments.metric_agreement',
+    'experiments.modality_gap',
+    'experiments.pseudo_words',
+    'experiments.pseudo_words_genecis',
+    'experiments.supervision',
+    'experiments.training_time',
+    'world.circo',
+    'world.cloth',
+    'world.domains',
+    'world.positives',
+    'world.texts',
+    'world.wardrobe',
+}
+
+
+def test_every_module_has_a_file_of_tests_or_is_proved_by_its_notebook():
+    "tests/methods/test_lincir.py, or a name in the list; a module is never in both places."
+    own = [p.relative_to(ROOT / 'cis_nb').with_suffix('') for p in MODULES if p.name != '__init__.py']
+    untested = {'.'.join(p.parts) for p in own if not (ROOT / 'tests' / p.parent / f'test_{p.name}.py').exists()}
+    assert untested - PROVED_BY_NOTEBOOK == set(), 'write a file of tests, or assert all in the notebook'
+    assert PROVED_BY_NOTEBOOK - untested == set(), 'it has a file of tests, or is no module: remove it from the list'
+
+
+def assertions(source: str) -> int:
+    "How often code asserts, or calls a test_… function."
+    nodes = list(ast.walk(ast.parse(source)))
+    called = [n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    return sum(isinstance(n, ast.Assert) for n in nodes) + sum(name.startswith('test_') for name in called)
+
+
+def test_notebooks_that_stand_for_tests_assert_something():
+    "At least three assertions in cells that run and are not exported."
+    counted = dict.fromkeys(PROVED_BY_NOTEBOOK, 0)
+    for path in NOTEBOOKS:
+        cells = [c for c in code_cells(read_notebook(path)) if not skipped_by_tests(c)]
+        written = [m for c in cells for m in re.findall(r'^#\|\s*default_exp\s+(\S+)', c['source'], re.M)]
+        if written and written[0] in counted:
+            proofs = [c['source'] for c in cells if not re.match(r'#\|\s*export', c['source'])]
+            counted[written[0]] = sum(map(assertions, proofs))
+    assert {m: n for m, n in counted.items() if n < 3} == {}
+
+
 def code_texts() -> list:
     "All modules, and all code cells that are written to no module: where, text."
     listed = re.compile(r'^__all__ = \[.*?\]\n', re.M | re.S)  # written and wrapped by nbdev
@@ -182,7 +236,7 @@ def requirements() -> dict:
     config = ConfigParser(delimiters=['='], interpolation=None)
     config.read(ROOT / 'settings.ini', encoding='utf-8')
     keys = ('requirements', 'detect_requirements', 'dev_requirements')
-    every = [Requirement(l) for key in keys for l in config['DEFAULT'][key].splitlines() if l.strip()]
+    every = [Requirement(line) for key in keys for line in config['DEFAULT'][key].splitlines() if line.strip()]
     return {canonicalize_name(r.name): r for r in every if r.marker is None or r.marker.evaluate()}
 
 

@@ -1,7 +1,12 @@
 "Training runs: a folder of photographs, defaults, names of runs, missing weights, fine-tuning of another run."
 
-import json, os, subprocess, sys
-import numpy as np, pandas as pd, pytest
+import json
+import os
+import subprocess
+import sys
+import numpy as np
+import pandas as pd
+import pytest
 from PIL import Image
 from cis_nb import train as T
 from cis_nb.core.experiment_files import defaults, read_notebook
@@ -76,7 +81,14 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
 
 
 @pytest.mark.e2e
-def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
+@pytest.mark.parametrize(
+    'backbone, words',
+    [
+        ('vit_h', ['vit_h', 'open_clip_model.safetensors', 'GB']),
+        ('vit_b31', ["05_train: backbone: 'vit_b31' is not allowed: known: tiny_xs", "did you mean 'vit_b32'"]),
+    ],
+)
+def test_papermill_says_what_to_do_where_a_backbone_or_its_weights_are_not_there(tmp_path, backbone, words):
     env = dict(
         os.environ,
         HF_HUB_OFFLINE='1',
@@ -87,7 +99,7 @@ def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
         PYTHONPATH=str(project_root()),
     )
     done = subprocess.run(
-        [sys.executable, '-m', 'papermill', 'nbs/05_train.ipynb', '-p', 'backbone', 'vit_h'],
+        [sys.executable, '-m', 'papermill', 'nbs/05_train.ipynb', '-p', 'backbone', backbone],
         cwd=project_root(),
         env=env,
         capture_output=True,
@@ -95,8 +107,33 @@ def test_a_big_backbone_without_weights_says_what_to_do(tmp_path):
         timeout=600,
     )
     assert done.returncode != 0
-    for said in ('vit_h', 'open_clip_model.safetensors', 'GB'):
+    for said in words:
         assert said in done.stderr
+
+
+ASKED_TWICE = """
+from cis_nb.train import settings, train_or_load
+
+train_or_load(settings(dict(samples=64, val_samples=4, steps=1, batch_size=4, eval_every=1, device='cpu')))
+"""
+
+
+@pytest.mark.e2e
+def test_under_a_torchrun_of_ones_own_a_run_is_refused_until_it_is_finished(tmp_path):
+    (tmp_path / 'ask.py').write_text(ASKED_TWICE)
+    env = dict(os.environ, CIS_STORE=str(tmp_path / 'store'), OMP_NUM_THREADS='1', PYTHONPATH=str(project_root()))
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
+
+    def ask(*before):
+        command = [sys.executable, *before, str(tmp_path / 'ask.py')]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+    refused = ask(*torchrun)
+    assert refused.returncode
+    assert 'call train_or_load in a single process with `processes: 2`' in refused.stderr
+    assert ask().returncode == 0
+    found = ask(*torchrun)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.e2e

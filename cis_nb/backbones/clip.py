@@ -9,9 +9,11 @@ __all__ = ['golden_texts', 'DTYPES', 'TOLERANCES', 'Preprocessor', 'golden_image
            'feature_error', 'check_golden']
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #4ccb7367
-import contextlib, hashlib
+import contextlib
+import hashlib
 from pathlib import Path
-import numpy as np, torch
+import numpy as np
+import torch
 from fastcore.basics import patch
 from PIL import Image
 from open_clip.transform import image_transform_v2, PreprocessCfg
@@ -355,7 +357,9 @@ def encode_pseudo(self: Backbone, prompts, words, every=True, batch_size: int = 
     "Text features of B prompts with `$` (or of one for all) that read `words` (B,W) in its place; else ValueError."
     prompts, tower = [prompts] * len(words) if isinstance(prompts, str) else prompts, self.text_tower
     if words.shape != (len(prompts), self.W):
-        raise ValueError(f'{len(prompts)} prompts need words ({len(prompts)},{self.W}), not {tuple(words.shape)}')
+        raise ValueError(
+            f'{len(prompts)} prompts need pseudo-words ({len(prompts)},{self.W}), not {tuple(words.shape)}'
+        )
     ids = tower.tokenize(prompts).to(self.device)
     at = ids == tower.placeholder
     for i in (~at.any(1)).nonzero().flatten().tolist():

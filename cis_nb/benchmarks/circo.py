@@ -6,14 +6,15 @@
 __all__ = ['CIRCO_SPLITS', 'ASPECTS', 'CIRCO_ANNOTATIONS', 'INFO', 'CIRCO_IMAGES', 'CIRCO_LENGTH', 'Circo', 'read_circo',
            'audit_circo', 'circo_image_names', 'circo_image_paths', 'load_circo', 'circo_benchmark', 'CircoPlugin',
            'aspects_of', 'by_aspect', 'average_precision', 'check_circo_submission', 'write_circo_submission',
-           'score_circo_submission', 'circo_ranked_lists']
+           'score_circo_submission', 'circo_ranked_lists', 'CircoSubmission']
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #8ef8abf6
 import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries
 from ..data.image_sources import ImageSource, image_files
@@ -133,14 +134,14 @@ def audit_circo(root, split: str = 'val') -> pd.DataFrame:  # what, count
     rows = [
         ('queries', len(E)),
         ('different references', len({e['reference_img_id'] for e in E})),
-        ('queries without a word', sum(not e['relative_caption'].strip() for e in E)),
-        ('words in a sentence, mean', float(np.mean([len(e['relative_caption'].split()) for e in E]))),
+        ('queries with an empty condition', sum(not e['relative_caption'].strip() for e in E)),
+        ('words in a condition, mean', float(np.mean([len(e['relative_caption'].split()) for e in E]))),
     ]
     if right:
         rows += [
-            ('right images per query, mean', float(np.mean(right))),
-            ('right images per query, most', max(right)),
-            ('queries with one right image', sum(n == 1 for n in right)),
+            ('targets per query, mean', float(np.mean(right))),
+            ('targets per query, most', max(right)),
+            ('queries with one target', sum(n == 1 for n in right)),
         ]
     if split == 'val':
         rows += [(f'aspect {a}', n) for a, n in Counter(a for e in E for a in e['semantic_aspects']).most_common()]
@@ -195,7 +196,7 @@ def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple 
     c = read_circo(root, split)
     if not c.answers:
         raise ValueError(
-            f'{c.folder}: the targets of {split} are not public, only its server knows them; '
+            f'{c.folder}: the targets of {split} are not public, only its server has them; '
             '`circo_ranked_lists` makes what the server wants'
         )
     names = circo_image_names(c)
@@ -218,14 +219,19 @@ class CircoPlugin(BenchmarkPlugin):
     "CIRCO: the validation or test split, with all targets of a query."
 
     name, title = 'circo', 'CIRCO'
-    main = {'circo': MainMetric('CIRCO mAP@10', 'circo', 'map', 10)}
+    tasks = (MainMetric('CIRCO mAP@10', 'circo', 'map', 10, 'CIRCO'),)
+    main = {'circo': tasks[0]}
+    parameters = dict(size='circo', split='circo_split')
 
     def load(self, data='world', size=0, seed=0, **options) -> Benchmark:
         return circo_benchmark(dataset_root(self.name, data, size, seed), **options)
 
+    def submission(self, root) -> 'CircoSubmission':
+        return CircoSubmission(read_circo(root, 'test'))
+
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #96ef61a4
 def aspects_of(c: Circo) -> dict:  # query id -> aspects
-    "What the sentences ask for: the official aspects, or for the test queries of the world the kinds of their wishes."
+    "The official semantic aspects of each query, or for the test queries of the world the kinds of its conditions."
     apart = c.folder / f'annotations/kinds.{c.split}.json'
     kinds = read_json(apart) if apart.exists() else {}
     return {str(e['id']): e.get('semantic_aspects') or kinds.get(str(e['id']), '').split('+') for e in c.entries}
@@ -267,13 +273,13 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
         return f'query {min(lost, key=int)} is missing; {len(lost)} such'
     for q, found in s.items():
         if not isinstance(found, list) or any(type(i) is not int for i in found):
-            return f'query {q} needs a list of whole numbers'
+            return f'query {q} needs a list of integers'
         if len(found) != n:
             return f'query {q} has {len(found)} images, not {n}'
         if len(set(found)) < n:
             return f'query {q} names image {Counter(found).most_common(1)[0][0]} twice'
         if gallery is not None and (odd := [i for i in found if str(i) not in gallery]):
-            return f'query {q} names {odd[0]}, which is no unlabeled image'
+            return f'query {q} names {odd[0]}, which is not an unlabeled image'
     return ''
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #218874b2
@@ -327,3 +333,26 @@ def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  
     queries = Queries([str(e['id']) for e in c.entries], texts, references, images)
     best = first_images(method, queries, [i for i in names if i in index], CIRCO_LENGTH)
     return {q: [int(i) for i in ids] for q, ids in zip(queries.ids, best)}
+
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #ddd47b3a
+@dataclass
+class CircoSubmission:
+    "The file for the server."
+
+    annotations: Circo  # of the test split
+
+    @property
+    def made_from(self) -> dict:
+        return dict(entries=self.annotations.entries, folder=str(self.annotations.folder))
+
+    def write(self, method, folder):
+        write_circo_submission(circo_ranked_lists(method, self.annotations), folder / 'test.json', self.annotations)
+
+    def count(self, file) -> int:
+        return len(check_circo_submission(file, self.annotations))
+
+    def scores(self, file) -> dict:
+        if not self.annotations.answers:
+            return {}
+        found = score_circo_submission(file, self.annotations)
+        return {f'mAP@{r.k}': r.value for r in found[found.metric == 'map'].itertuples()}

@@ -6,10 +6,11 @@
 __all__ = ['CIRR_SPLITS', 'CIRR_ANNOTATIONS', 'CIRR_IMAGES', 'CIRR_TASKS', 'CIRR_GALLERIES', 'CIRR_KS', 'CIRR_LENGTHS',
            'CIRR_MAX_BYTES', 'relative_fault', 'Cirr', 'read_cirr', 'audit_cirr', 'cirr_image_paths', 'load_cirr',
            'averages', 'CirrBenchmark', 'cirr_benchmark', 'CirrPlugin', 'check_cirr_submission',
-           'write_cirr_submission', 'score_cirr_submission', 'cirr_ranked_lists']
+           'write_cirr_submission', 'score_cirr_submission', 'cirr_ranked_lists', 'CirrSubmission']
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #0ff207b6
-import json, re
+import json
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -121,7 +122,7 @@ def _answers(path, entries, files) -> dict:
     for e in entries:
         t = known.get(str(e['pairid'])) if isinstance(known, dict) else None
         if not isinstance(t, str) or t not in files or t == e['reference']:
-            raise ValueError(f'{path}: the answer to pair {e["pairid"]} is {t!r}, not another image of the split')
+            raise ValueError(f'{path}: the target of pair {e["pairid"]} is {t!r}, not another image of the split')
     return {str(e['pairid']): known[str(e['pairid'])] for e in entries}
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #8c756c83
@@ -183,11 +184,11 @@ def audit_cirr(root, split: str = 'val') -> pd.DataFrame:  # what, count, percen
         ('queries', len(E)),
         ('sets of six that they come from', len({frozenset(e['img_set']['members']) for e in E})),
         ('queries with reference and text of another', len(E) - len(texts)),
-        ('queries without a word', sum(not e['caption'].strip() for e in E)),
+        ('queries with an empty condition', sum(not e['caption'].strip() for e in E)),
         ('images', len(c.files)),
         ('images that are never a reference', len(set(c.files) - references)),
         (
-            'queries whose reference_rank is not its place among the members',
+            'queries whose reference_rank is not its position among the members',
             sum(e['img_set'].get('reference_rank') != e['img_set']['members'].index(e['reference']) for e in E),
         ),
     ]
@@ -257,7 +258,7 @@ def load_cirr(
     c = read_cirr(root, split)
     if not c.answers:
         raise ValueError(
-            f'{c.folder}: the targets of {split} are not here, only its server knows them; '
+            f'{c.folder}: the targets of {split} are not here, only its server has them; '
             '`cirr_ranked_lists` makes what the server wants'
         )
     q, shared, described, extra = _queries(c, task), None, 'the six of its set', ''
@@ -336,10 +337,18 @@ class CirrPlugin(BenchmarkPlugin):
     "CIRR: the full and the subset task."
 
     name, title = 'cirr', 'CIRR'
-    main = {'cirr': MainMetric('CIRR R@1', 'full', 'recall', 1)}
+    tasks = (
+        MainMetric('CIRR R@1', 'full', 'recall', 1, 'CIRR'),
+        MainMetric('CIRR subset R@1', 'subset', 'recall', 1, 'CIRR, subset'),
+    )
+    main = {'cirr': tasks[0]}
+    parameters = dict(size='cirr', split='split')
 
     def load(self, data='world', size=0, seed=0, **options) -> CirrBenchmark:
         return cirr_benchmark(dataset_root(self.name, data, size, seed), **options)
+
+    def submission(self, root) -> 'CirrSubmission':
+        return CirrSubmission(read_cirr(root, 'test1'))
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #19eb5f84
 CIRR_LENGTHS = dict(recall=50, recall_subset=3)  # names per query
@@ -454,3 +463,26 @@ def cirr_ranked_lists(method, c: Cirr, prompt: str = '{condition}') -> dict:  # 
     first = first_images(method, queries, images.ids, CIRR_LENGTHS['recall'], [[r] for r in references])
     of_set = [best[: CIRR_LENGTHS['recall_subset']] for best in ranked_members(method, queries, members)]
     return dict(recall=dict(zip(pairs, first)), recall_subset=dict(zip(pairs, of_set)))
+
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #a76a1c68
+@dataclass
+class CirrSubmission:
+    "Both files for the server."
+
+    annotations: Cirr  # of the test split
+
+    @property
+    def made_from(self) -> dict:
+        return dict(entries=self.annotations.entries, files={n: str(f) for n, f in self.annotations.files.items()})
+
+    def write(self, method, folder):
+        for kind, lists in cirr_ranked_lists(method, self.annotations).items():
+            write_cirr_submission(lists, kind, folder / f'test1.{kind}.json', self.annotations)
+
+    def count(self, file) -> int:
+        return len(check_cirr_submission(file, self.annotations)) - 2
+
+    def scores(self, file) -> dict:
+        if not self.annotations.answers:
+            return {}
+        return {f'R@{r.k}': r.value for r in score_cirr_submission(file, self.annotations).itertuples()}

@@ -12,11 +12,14 @@ __all__ = ['COCO_CAPTIONS', 'DIRECTIONS', 'KARPATHY', 'EXTENDED_TRUTHS', 'TRUTH_
            'evaluate_captions', 'evaluate_rankings', 'caption_task', 'captions_benchmark', 'CocoCaptionsPlugin']
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #1bfe2a8a
-import io, json, os
+import io
+import json
+import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task
@@ -213,7 +216,7 @@ def _number(x) -> int:
 def _target_ids(ids, where: str) -> list:
     "The ids of one query's targets as numbers; `ValueError` with `where` for anything else."
     if ids == []:
-        raise ValueError(f'{where}: nothing is right, the list is empty')
+        raise ValueError(f'{where}: the list of positives is empty')
     if not isinstance(ids, list):
         raise ValueError(f'{where}: expected a list of ids, not {ids!r}')
     found = [_number(i) for i in ids]
@@ -283,10 +286,10 @@ def _audit_direction(right: dict, plain: dict) -> dict:
     return {
         'queries': len(right),
         'of': len(plain),
-        'right as written': float(np.mean([len(plain[q]) for q in right])),
-        'right, mean': float(sizes.mean()),
+        'positives as written': float(np.mean([len(plain[q]) for q in right])),
+        'positives, mean': float(sizes.mean()),
         'most': int(sizes.max()),
-        'written, but not right': written - kept,
+        'written, but not positive': written - kept,
     }
 
 
@@ -461,7 +464,7 @@ def split_folds(c: CaptionSet, n: int = 5) -> list:  # CaptionSet
     if len(c.images) < n * CAPTION_KS[-1]:
         raise ValueError(
             f'{c.name}/{c.split}: {len(c.images)} images are too few for {n} parts of at least {CAPTION_KS[-1]}; '
-            'ask with folds=0'
+            'use folds=0'
         )
     return [c.only(part.tolist()) for part in np.array_split(list(c.images), n)]
 
@@ -471,16 +474,16 @@ def _gallery_text(kind: str, n: int, sizes) -> str:
     if not sizes:
         return f'all {n:,} {kind}'
     size = f'{min(sizes):,}' + f' to {max(sizes):,}' * (max(sizes) > min(sizes))
-    return f'{kind} of {len(sizes)} parts of {size} pictures, the mean of their means'
+    return f'{kind} of {len(sizes)} parts of {size} images, the mean of their means'
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #48dc9cf3
 def ground_truth_protocol(truth: GroundTruth, way: str, c: CaptionSet, sizes: list = (), extra: str = '') -> Protocol:
     "The protocol of one direction; with `sizes` that of parts."
-    queries, gallery = ('pictures', 'captions') if way == DIRECTIONS[0] else ('captions', 'pictures')
+    queries, gallery = ('images', 'captions') if way == DIRECTIONS[0] else ('captions', 'images')
     kind = 'plain' if sizes else truth.name
     n = len(c.queries_and_gallery(way)[1])
-    right = 'right: as written' if kind == 'plain' else f'right: {kind}, {fingerprint(truth.right[way])[:6]}'
-    notes = [f'{len(truth.right[way]):,} {queries} ask', right, 'interval over pictures', extra]
+    right = 'positives: as written' if kind == 'plain' else f'positives: {kind}, {fingerprint(truth.right[way])[:6]}'
+    notes = [f'{len(truth.right[way]):,} {queries} as queries', right, 'interval over images', extra]
     return Protocol(
         f'captions/{c.name}/{kind}' + f'-{len(sizes)}parts' * bool(sizes),
         gallery=_gallery_text(gallery, n, sizes),
@@ -605,7 +608,7 @@ def _restrict_truth(t: GroundTruth, left: CaptionSet, lost: str) -> tuple:  # Gr
         gone = len(t.right[way]) - len(right[way])
         fewer = sum(len(ids) < len(t.right[way][q]) for q, ids in right[way].items())
         if gone or fewer:
-            notes.append(f'{t.name}, {way}: {gone} queries left out, {fewer} with fewer right answers')
+            notes.append(f'{t.name}, {way}: {gone} queries left out, {fewer} with fewer positives')
     return GroundTruth(t.name, right), notes
 
 
@@ -616,7 +619,7 @@ def restrict_to_images(c: CaptionSet, truths: list, here) -> tuple:  # CaptionSe
     if not missing:
         return c, truths, ''
     left = replace(c.only(present), coverage=c.coverage * (1 - missing / len(c.images)))
-    lost = f'{missing} of {len(c.images)} pictures are missing'
+    lost = f'{missing} of {len(c.images)} images are missing'
     cut = [_restrict_truth(t, left, lost) for t in truths]
     return left, [t for t, _ in cut], '; '.join(note for _, notes in cut for note in notes)
 

@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from ..api import BenchmarkPlugin, MainMetric
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,
@@ -93,7 +94,7 @@ def _contents(path, listed, secret: bool) -> tuple:  # entries, image names
             raise ValueError(f'{path}, entry {i}: {why}')
     for i, n in enumerate(names):
         if not isinstance(n, str) or not re.fullmatch(r'[\w-]+', n, re.ASCII):
-            raise ValueError(f'{listed}, entry {i}: {n!r} is no name of an image (letters, digits, _ and -)')
+            raise ValueError(f'{listed}, entry {i}: {n!r} is not an image name (letters, digits, _ and -)')
     return entries, names
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #7656d8fb
@@ -282,9 +283,7 @@ def load_fashioniq(
     one_of('gallery', gallery, FASHIONIQ_GALLERIES), one_of('order', order, ORDERS)
     f = read_fashioniq(root, category, split)
     if not f.targets:
-        raise ValueError(
-            f'{f.folder}: the {split} split of {category} has no targets, nobody has published them; evaluate on val'
-        )
+        raise ValueError(f'{f.folder}: the {split} split of {category} has no public targets; evaluate on val')
     names, described = _gallery(f, gallery)
     paths = {n: p for n, p in fashioniq_image_paths(f).items() if n in set(names)} if images else {}
     if images and not paths:

@@ -9,7 +9,10 @@ __all__ = ['TASKS', 'TITLES', 'SCENES', 'KINDS', 'RELEASED', 'GENECIS_IMAGES', '
            'GeneCISBenchmark', 'genecis_benchmark', 'show_template']
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #c4d986b0
-import gzip, hashlib, json, math
+import gzip
+import hashlib
+import json
+import math
 from collections import Counter, defaultdict
 from pathlib import Path
 import numpy as np
@@ -131,10 +134,10 @@ def crop_box(size, bbox, d=0.7, mode='official') -> tuple:  # left, top, right, 
     if mode == 'official':
         left, top = max(0, left), max(0, top)  # what is cut off here is added on the other side
     edges = max(0, left), max(0, top), min(W, left + (1 + d) * w), min(H, top + (1 + d) * h)
-    l, t, r, b = (int(round(v)) for v in edges)
-    if r <= l or b <= t:
+    left, top, right, bottom = (int(round(v)) for v in edges)
+    if right <= left or bottom <= top:
         raise ValueError(f'the box {list(bbox)} shows less than a pixel of its image of {W} x {H}')
-    return l, t, r, b
+    return left, top, right, bottom
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #7ad6efcb
 def square(im: Image.Image) -> Image.Image:
@@ -324,7 +327,7 @@ def load_genecis(root, task: str, templates=None, crop_mode='official') -> Task:
     )
     usable = _usable(q, files)
     key = _key(usable, files, crop_mode)
-    return Task('genecis', task, q, _loader(files, crop_mode), protocol, key=key).restrict(usable)
+    return Task('genecis', task, q, _loader(files, crop_mode), protocol, key=key, root=Path(root)).restrict(usable)
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #db0249ee
 class GeneCISBenchmark(Benchmark):

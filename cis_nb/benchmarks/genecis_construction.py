@@ -8,7 +8,8 @@ __all__ = ['COCO', 'PANOPTIC_FILES', 'VAW', 'condition_name', 'Scenes', 'mask_ar
            'index_labels', 'build_attribute', 'violations', 'build_genecis', 'GeneCISPlugin', 'read_built']
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #26a1e9ee
-import json, re
+import json
+import re
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -141,14 +142,14 @@ class Rules:
         if not self.far + 1 < self.min_shared <= self.min_categories:
             raise ValueError(
                 f'far+1 < min_shared <= min_categories must hold, got {self.far}+1, {self.min_shared}, '
-                f'{self.min_categories}: otherwise a scene could be similar and unlike at once'
+                f'{self.min_categories}: otherwise a scene could be similar and dissimilar at once'
             )
 
     def text(self, task: str) -> str:
         "The rules of a task, for its protocol."
         if 'object' in task:
             present = f'≥{self.min_categories} categories over {100 * self.share:g} %'
-            return f'rebuilt: {present}, similar ≥{self.min_shared}, unlike ≤{self.far}'
+            return f'rebuilt: {present}, similar ≥{self.min_shared}, dissimilar ≤{self.far}'
         if task.startswith('focus') and self.exclude_types:
             return f'rebuilt without the types {", ".join(self.exclude_types)}'
         return 'rebuilt'
@@ -525,7 +526,7 @@ def _object_faults(t, S, rules, focus):
     yield 'the target is not a similar scene', not similar(T)
     yield 'the condition does not fit reference and target', o not in T or (o in R) != focus
     yield 'one of nine is not similar, or shows the condition', not all(similar(s) and o not in s for s in G[:9])
-    yield 'one of five is not unlike, or lacks the condition', not all(unlike(s) for s in G[9:])
+    yield 'one of five is not dissimilar, or lacks the condition', not all(unlike(s) for s in G[9:])
 
 
 def _attribute_faults(t, d, look_at, types, focus):

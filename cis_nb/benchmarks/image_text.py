@@ -11,11 +11,16 @@ __all__ = ['CAPTION_METRICS', 'COLOUR_WORDS', 'l2_normalize_array', 'retrieval_r
            'diverse_queries']
 
 # %% ../../nbs/02b_benchmarks/08_image_text.ipynb #4ca8816b
-import json, re, time
+import json
+import re
+import time
 from bisect import bisect_left
 from collections import Counter
 from pathlib import Path
-import faiss, numpy as np, pandas as pd, torch
+import faiss
+import numpy as np
+import pandas as pd
+import torch
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol
 from ..retrieval.metrics import ranks
 from ..core.store import fingerprint, stored
@@ -88,9 +93,9 @@ def metrics_with_intervals(
 def retrieval_protocols(n_images: int, n_texts: int, split: str, data: str) -> dict:  # direction -> Protocol
     "The protocol of each direction."
     one = dict(benchmark=f'captions/{data}', split=split)
-    images, texts = f'{n_images:,} photos', f'{n_texts:,} captions'
-    to_text = f'{images} ask; any of its captions is right; interval over photos'
-    to_image = f'{texts} ask, each for its own photo; interval over photos'
+    images, texts = f'{n_images:,} images', f'{n_texts:,} captions'
+    to_text = f'{images} as queries; every caption of an image is a target; interval over images'
+    to_image = f'{texts} as queries, each with its own image as target; interval over images'
     return {
         'image to text': Protocol(**one, gallery=texts, extra=to_text),
         'text to image': Protocol(**one, gallery=images, extra=to_image),

@@ -7,12 +7,19 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPE
            'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'inline', 'format_duration', 'format_date',
            'render_template', 'page_cell', 'is_shown', 'cut_at_clause', 'page_table', 'page_output', 'count_warnings',
            'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line',
-           'relink', 'notebook_page', 'other_experiment', 'pages', 'paper_map', 'made_by', 'covers', 'map_state',
-           'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'first_figure', 'front_page', 'results',
-           'build_html', 'site']
+           'relink', 'notebook_page', 'page_title', 'other_experiment', 'pages', 'paper_map', 'made_by', 'covers',
+           'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'first_figure', 'front_page',
+           'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
-import base64, json, posixpath, re, shutil, subprocess, sys, time
+import base64
+import json
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import time
 from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
@@ -248,12 +255,20 @@ def notebook_page(nb: dict, docs: dict, line: str = '', caption: str = '', chapt
     return dict(cells=cells, metadata=spec, nbformat=4, nbformat_minor=4)
 
 # %% ../../nbs/10_book/01_site.ipynb #6541c68e
+def page_title(e) -> str:
+    "The title of an experiment's page: that of its notebook, the method of a training, and the variant."
+    title, given = heading(read_notebook(e.notebook))[0] or e.chapter, {**(e.defaults or {}), **e.params}
+    method, variant = (api.resolve_method(given) if 'method' in given else ''), e.name[len(e.chapter) + 1 :]
+    return title + f': {method}' * bool(method) + f' ({variant})' * (variant not in ('', method))
+
+
 def _experiment_page(e, state: tuple, docs: dict) -> dict:
     "The page of an experiment, from the notebook of its run or, without one, from the source."
     path = e.folder / 'notebook.ipynb'
     nb = read_notebook(path if path.exists() else e.notebook)
     file = f'params/{e.profile}/{e.name}.yaml'
     caption = f'**This run.** `{file}` sets the parameters below; all others keep the values of the cell above.'
+    nb['cells'][0]['source'] = re.sub(r'^# .+$', f'# {page_title(e)}', nb['cells'][0]['source'], count=1, flags=re.M)
     return notebook_page(nb, docs, run_line(e, state, nb), caption, e.chapter, e.name)
 
 
@@ -363,9 +378,10 @@ def _map_row(row, states: dict, profile: str) -> dict:
     )
 
 
-MAP_TEXT = """# The map of the four papers
+MAP_TEXT = """# Tables and figures of the papers
 
-Every table and figure of the four papers, with the experiment that makes it here or what it waits for.
+Every table and figure of GeneCIS, CompoDiff, LRVS-Fashion and LinCIR, with the experiment that makes it here,
+or what it waits for.
 *Made in part*: this profile makes some of it."""
 
 
@@ -397,10 +413,9 @@ PARTS = {
 }  # part -> how its chapters begin
 
 
-def _title(name: str, chapter: str) -> str:
-    "A page's title, with the variant's name."
-    title = heading(read_notebook(notebooks()[chapter]))[0] or chapter
-    return title + (f' ({name[len(chapter) + 1 :]})' if name != chapter else '')
+def _title(name: str, found: dict) -> str:
+    "The title of a page: of an experiment, or of a chapter that the profile does not run."
+    return page_title(found[name]) if name in found else heading(read_notebook(notebooks()[name]))[0] or name
 
 # %% ../../nbs/10_book/01_site.ipynb #e1e55095
 def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
@@ -408,7 +423,7 @@ def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
     e = found.get(name)
     chapter = e.chapter if e else name
     subtitle = heading(read_notebook(notebooks()[chapter]))[1]
-    row = dict(name=name, title=_title(name, chapter), subtitle=subtitle, in_profile=e is not None)
+    row = dict(name=name, title=_title(name, found), subtitle=subtitle, in_profile=e is not None)
     if e is None:
         return row | dict(headline='', reason='', seconds=None, state='missing', label=f'not in {profile}')
     state, why = states[name]
@@ -499,7 +514,7 @@ def _facts(profile: str, receipts: list) -> str:
 
 # %% ../../nbs/10_book/01_site.ipynb #9db29437
 def _main_protocol(rows: pd.DataFrame) -> str:
-    "The protocol that most methods share; a page may ask in other words, or crop in another way, beside it."
+    "The protocol that most methods share; a page may add other prompts or crops."
     return rows.groupby('protocol', sort=False).method.nunique().idxmax()
 
 
@@ -576,7 +591,7 @@ def _figures(found: dict, states: dict, folder: Path, most: int = 4) -> str:
             file = e.name.replace('/', '--') + '.png'
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(png)
-            shown.append(dict(page=e.name, title=_title(e.name, e.chapter), file=f'{folder.name}/{file}'))
+            shown.append(dict(page=e.name, title=_title(e.name, found), file=f'{folder.name}/{file}'))
     return render_template('pictures', pictures=shown) if shown else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #ac2eaab7
@@ -585,7 +600,7 @@ def _toctree(names: list, found: dict) -> str:
     out = ['```{toctree}\n:hidden:\n\nWhat this is <about>\nmap\n```']
     for part, begins in PARTS.items():
         some = [n for n in names if n.startswith(begins)]
-        entries = [f'{_title(n, found[n].chapter if n in found else n)} <{n}>' for n in some]
+        entries = [f'{_title(n, found)} <{n}>' for n in some]
         if entries:
             out.append(f'```{{toctree}}\n:hidden:\n:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
     return '\n\n'.join(out)
@@ -593,7 +608,7 @@ def _toctree(names: list, found: dict) -> str:
 
 FRONT_TEXT = """# The CIS Book
 
-Conditional image similarity: a query is a reference image and a condition in words, and the answer is another image.
+Conditional image similarity: a query is a reference image and a condition in words, the result a ranking.
 This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that run without a download.
 Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
 
@@ -606,7 +621,7 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     matrix, figures = method_matrix(results(found, states)), _figures(found, states, src / 'extra' / 'figures')
     note = 'Percent, mean over seeds, from the page that compares most methods. Compare within a column: worlds differ.'
     claims_page = _claims_receipt(found)[0]
-    claims = f'Each claim with its test and effect: [claims]({claims_page}).'
+    claims = f'Each claim with its test and effect: [claims]({claims_page}). Bars are scaled to the largest number.'
     sections = [
         FRONT_TEXT,
         f'This is the profile **{profile}**. [What the book is and how to read it](about).',
@@ -616,7 +631,7 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
         *(['## Figures', figures] if figures else []),
         '## Chapters',
         chapter_table(names, found, states, profile),
-        '## The four papers',
+        '## Tables and figures by paper',
         _papers(counts),
         'All tables and figures: [the map](map).',
         '## This run',

@@ -7,7 +7,14 @@ __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'module_file', 'import_c
            'held_state']
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
-import ast, hashlib, importlib.util, io, json, sys, tokenize, types
+import ast
+import hashlib
+import importlib.util
+import io
+import json
+import sys
+import tokenize
+import types
 from functools import lru_cache, partial
 from pathlib import Path
 import numpy as np
@@ -38,7 +45,7 @@ def without_comments(source: str) -> str:
     for t in tokenize.generate_tokens(io.StringIO(source).readline):
         if t.type == tokenize.COMMENT:
             lines[t.start[0] - 1] = lines[t.start[0] - 1][: t.start[1]]
-    return '\n'.join(l.rstrip() for l in lines if l.strip())
+    return '\n'.join(line.rstrip() for line in lines if line.strip())
 
 # %% ../../nbs/00a_core/00_code.ipynb #cf2801dc
 def module_file(module: str) -> Path:
@@ -192,7 +199,7 @@ def code_version(
     for given, thing in zip(things, todo):
         if _package(thing) in sys.stdlib_module_names or isinstance(thing, types.ModuleType) and not _module_of(thing):
             raise TypeError(
-                f'code_version: {given!r} is no function, class, module or object of the library whose code can be read'
+                f'code_version: {given!r} is not a function, class, module or object with readable code in the library'
             )
     modules, own, seen = set(), [], set()
     while todo:

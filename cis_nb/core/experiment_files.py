@@ -7,7 +7,10 @@ __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'no
            'skipped_by_tests', 'Experiment', 'experiments', 'receipt_path', 'parameters', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
-import ast, json, os, re
+import ast
+import json
+import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 import yaml
@@ -40,6 +43,8 @@ def code_cells(nb: dict) -> list:
 def _literal(statement, source: str) -> tuple:
     "Name and value of one `name = value`."
     try:
+        if isinstance(statement, ast.AugAssign):
+            raise ValueError('it has no value of its own')
         (target,) = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return target.id, ast.literal_eval(statement.value)
     except (AttributeError, ValueError, TypeError):

@@ -6,7 +6,9 @@
 __all__ = ['checked', 'one_of', 'seed_all', 'pick_device']
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #136c12b7
-import difflib, random, re
+import difflib
+import random
+import re
 import numpy as np
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #10154743
@@ -79,5 +81,5 @@ def pick_device(device: str = 'auto'):
 
     cuda = torch.cuda.is_available()
     if str(device).startswith('cuda') and not cuda:
-        raise ValueError(f'device {str(device)!r} was asked for, but PyTorch sees no CUDA GPU; use auto or cpu')
+        raise ValueError(f'device {str(device)!r} is not available: PyTorch finds no CUDA GPU; use auto or cpu')
     return torch.device(('cuda' if cuda else 'cpu') if device == 'auto' else device)

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'MARKS', 'WIDTH', 'DPI', 'STYLE', 'PAD', 'LINE', 'color', 'set_style', 'Page', 'page', 'show_grid',
-           'show_strip', 'forest']
+           'show_strip', 'draw_intervals', 'forest']
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #90d1046d
-import base64, io, textwrap
+import base64
+import io
+import textwrap
 import numpy as np
 import matplotlib
 from matplotlib.colors import is_color_like
@@ -161,6 +163,29 @@ def show_strip(images, titles=None, outlines=None, row_title='', height=1.1) -> 
     "One strip: PIL `images`, a title above each, an outline (colour, mark or None) around each."
     return show_grid([dict(images=images, titles=titles, outlines=outlines, title=row_title)], height)
 
+# %% ../../nbs/00a_core/05_plotting.ipynb #dc2c0a3d
+def draw_intervals(
+    ax,
+    at,  # (n,) places
+    values,  # (n,)
+    low,  # (n,) ends of the intervals; not a number where there is none
+    high,
+    c: str,  # a colour, see `color`
+    bar: float = None,  # width of bars; points if not given
+    horizontal: bool = False,  # values along x
+    label: str = None,  # in the legend
+):
+    "Draw values with given intervals as points or bars; an end on the wrong side of its value is drawn at the value."
+    at, values, low, high = (np.asarray(x, float) for x in (at, values, low, high))
+    reach = np.clip([values - low, high - values], 0, None)
+    error = {'xerr' if horizontal else 'yerr': reach}
+    if bar:
+        (ax.barh if horizontal else ax.bar)(at, values, bar, color=color(c), label=label)
+        style = dict(fmt='none', ecolor=color('ink'), elinewidth=1)
+    else:
+        style = dict(fmt='o', ms=6, color=color(c), elinewidth=2, label=label)
+    ax.errorbar(*((values, at) if horizontal else (at, values)), **error, **style)
+
 # %% ../../nbs/00a_core/05_plotting.ipynb #13bc69ce
 def _forest_row(ax, y: int, difference, low, high, unit: str):
     "One line of a forest plot: interval, mark and numbers."
@@ -179,7 +204,7 @@ def forest(
 ) -> Page:
     "Differences with their intervals, one line each; hollow where the interval holds zero."
     labels = [textwrap.fill(r[0], 46) for r in rows]
-    fig, ax = page(0.75 + 0.32 * sum(0.55 + 0.45 * (l.count('\n') + 1) for l in labels))
+    fig, ax = page(0.75 + 0.32 * sum(0.55 + 0.45 * (label.count('\n') + 1) for label in labels))
     ax.axvline(0, color='#888888', lw=1)
     for y, (_, difference, low, high) in enumerate(rows):
         _forest_row(ax, y, difference, low, high, unit)

@@ -8,7 +8,15 @@ __all__ = ['IMAGE_KEYS', 'IMAGE_SUFFIXES', 'SPLIT_ALIASES', 'FOLDER_LAYOUTS', 'S
            'Photos', 'signature', 'read_photos']
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #2decb0d8
-import csv, gzip, hashlib, io, json, os, re, tarfile, zlib
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+import zlib
 from collections import defaultdict
 from copy import deepcopy
 from functools import lru_cache
@@ -31,7 +39,7 @@ class Skipped(dict):
         "Reason, how many, the first of them; most often first."
         rows = sorted(self.items(), key=lambda r: -len(r[1]))
         return pd.DataFrame(
-            [(reason, len(names), names[0]) for reason, names in rows], columns=['left out', 'how many', 'for example']
+            [(reason, len(names), names[0]) for reason, names in rows], columns=['left out', 'number', 'for example']
         )
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #5751a2ee

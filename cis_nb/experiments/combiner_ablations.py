@@ -19,7 +19,9 @@ from ..core.store import fingerprint, stored
 from ..data.image_folders import read_photos
 from ..data.datasets import captions_root, language_tools
 from .comparison import hits, task_mean, interval_envelope
-from .genecis import GenecisTasks, rankings
+from .entries import Entry, read_cached
+from .genecis import GenecisTasks
+from .matrix import rank_entries
 from ..data.image_sources import folder_images
 from ..methods.baselines import method
 from cis_nb.methods.combiner import (
@@ -142,13 +144,13 @@ def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #80cb3604
 def variant_rankings(name: str, run, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:
     "The rankings of a run on the tasks of `at`."
-    m = load_combiner(run, device, at.model)
-    return rankings([replace(m, name=name)], at.benchmarks, seed, training=seed)
+    entry = Entry(replace(load_combiner(run, device, at.model), name=name), seed, run)
+    return read_cached(rank_entries([entry], at.benchmarks, seed))
 
 
 def sum_rankings(at: GenecisTasks, seed: int = 0) -> pd.DataFrame:
     "The rankings of Image + Text, to compare with."
-    return rankings([method('image_text', at.model)], at.benchmarks, seed)
+    return read_cached(rank_entries([Entry(method('image_text', at.model))], at.benchmarks, seed))
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #997f9063
 def slope(

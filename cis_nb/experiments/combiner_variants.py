@@ -80,11 +80,11 @@ def run_rankings(runs: dict, at: GenecisTasks, seed: int = 0, device: str = 'aut
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #8a08d1a5
 ABLATIONS = dict(
-    tune_both='full: both halves train',
+    tune_both='full: both towers trained',
     no_filter='no concreteness filter',
-    tune_text='frozen image half',
-    tune_image='frozen text half',
-    tune_none='both halves frozen',
+    tune_text='frozen image tower',
+    tune_image='frozen text tower',
+    tune_none='both towers frozen',
     other_captions='other captions',
 )  # variant -> label, in the order of Table 5
 RECIPES = dict(
@@ -169,7 +169,7 @@ def variant_evidence(per_query, tune_steps: int, tune_seeds: list, seed: int = 0
         return claim_evidence(compare_seeds(per_query, a, b, seed=seed), what)
 
     few = (
-        f'in this profile halves of the backbone train for {tune_steps} steps with {len(tune_seeds)} seed(s): too'
+        f'in this profile the towers train for {tune_steps} steps with {len(tune_seeds)} seed(s): too'
         ' little for a verdict'
     )
     order = ['tune_both', 'tune_image', 'tune_none', 'tune_text']  # as the paper finds them, best first
@@ -194,13 +194,13 @@ def size_variants(c: RelationCorpus, sizes: list) -> dict:  # variant -> corpus,
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #644abd91
 def triplet_number_table(per_query: pd.DataFrame, sizes: list, shown: int, seed: int = 0) -> pd.DataFrame:
-    "Mean R@1 by size, and what the filter adds; `shown`: how many triplets a training sees, repeated ones too."
+    "Mean R@1 by size, and the gain by the filter; `shown`: the number of triplets of a training, with repetitions."
     rows = []
     for n in sizes:
         gain = compare(per_query, size_name(n, 'six'), size_name(n, 'none'), seed=seed)
         recalls = {f'R@1 {label} (seeds)': by_seed(per_query, size_name(n, f)) for f, label in FILTER_LABELS.items()}
-        row = {'triplets': f'{n:,}', 'seen how often': f'{shown / n:.1f} times', **recalls}
-        rows.append(row | {'the filter’s gain': format_interval(gain), '': verdict(gain)})
+        row = {'triplets': f'{n:,}', 'repetitions': f'{shown / n:.1f} times', **recalls}
+        rows.append(row | {'gain by the filter': format_interval(gain), '': verdict(gain)})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #4bece06b
@@ -228,7 +228,7 @@ def size_figure(per_query: pd.DataFrame, sizes: list):
     ax.set_xticks(sizes, [f'{n:,}' for n in sizes])
     ax.minorticks_off()
     ax.grid(axis='y')
-    ax.set(xlabel='mined triplets', ylabel='mean R@1 (%)')
+    ax.set(xlabel='number of mined triplets', ylabel='mean R@1 (%)')
     ax.set_title('Mean R@1 by the number of triplets; the band spans the seeds')
     ax.legend(loc='lower right')
     return fig
@@ -263,8 +263,8 @@ def trend_table(trends: dict) -> pd.DataFrame:
     rows = [
         {
             '': t.label,
-            'points for four times as many': format_interval(t.slope),
-            'single seeds': ', '.join(f'{v:+.1f}' for v in t.seed_slopes).replace('-', '−'),
+            'points for four times as many triplets': format_interval(t.slope),
+            'slope of each seed': ', '.join(f'{v:+.1f}' for v in t.seed_slopes).replace('-', '−'),
             'verdict': words.get(verdict(t.slope), verdict(t.slope)),
             'the last step alone': format_interval(t.last_step),
         }

@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TASK_LABELS', 'with_seed', 'seeds', 'of_seed', 'hits', 'task_mean', 'contrast', 'compare',
            'contrast_seeds', 'compare_seeds', 'interval_envelope', 'verdict', 'chance', 'over_seeds',
-           'format_uncertainty', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'with_intervals',
-           'protocol_line', 'gain', 'headline', 'recall_bars']
+           'format_uncertainty', 'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper',
+           'with_intervals', 'protocol_line', 'gain', 'headline', 'recall_bars']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from importlib.resources import files
 import numpy as np
 import pandas as pd
 from .. import api
+from ..benchmarks.genecis import TASKS
 from ..retrieval.statistics import bootstrap_ci, families_of
-from ..core.plotting import color, page
+from ..core.plotting import draw_intervals, page
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #8161f37f
 UNTRAINED = -1  # in the column `seed`
@@ -154,21 +155,20 @@ def format_uncertainty(
     "A value with its interval, or with its standard deviation over seeds."
     return f'{r.value:.1f} ± {r.std:.1f}' if r.seeds > 1 else f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]'
 
+
+def uncertainty_bounds(
+    rows: pd.DataFrame,  # of `over_seeds`
+) -> tuple:  # low, high
+    "The ends of the intervals; of several seeds one standard deviation to either side."
+    return rows.ci_low.fillna(rows.value - rows['std']), rows.ci_high.fillna(rows.value + rows['std'])
+
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #dfc40835
 def read_printed(table: str) -> pd.DataFrame:
     "A printed table in long form: dataset, method, backbone, setting, metric, k, value."
     return pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #62383781
-TASK_LABELS = dict(
-    focus_attribute='Focus Attribute',
-    change_attribute='Change Attribute',
-    focus_object='Focus Object',
-    change_object='Change Object',
-    mean='Mean',
-    states='MIT-States',
-    full='CIRR',
-)
+TASK_LABELS = {t: t.replace('_', ' ').title() for t in (*TASKS, 'mean')}  # of GeneCIS
 
 
 def paper_numbers(table: str) -> pd.DataFrame:  # method, task, k, value, backbone
@@ -181,7 +181,8 @@ def paper_numbers(table: str) -> pd.DataFrame:  # method, task, k, value, backbo
         .replace(ours)
         .mask(df.setting.str.contains('source=original'), 'combiner_original')
     )
-    task = df.dataset.str.split(':').str[-1].replace({'average': 'mean', 'MIT-States': 'states', 'CIRR': 'full'})
+    tasks = {m.task_title: task for task, m in api.task_metrics().items()}
+    task = df.dataset.str.split(':').str[-1].replace(tasks | {'average': 'mean'})
     return pd.DataFrame(
         dict(method=method, task=task, k=df.k.astype(int), value=df.value.astype(float), backbone=df.backbone)
     )
@@ -205,7 +206,7 @@ def beside_paper(
 ) -> pd.DataFrame:
     "The paper's table, this run's line below each of its lines."
     printed, mine, rows = paper_numbers(table), over_seeds(results), []
-    ks = {t: sorted(set(printed.k[printed.task == t])) for t in TASK_LABELS if t in set(printed.task)}
+    ks = {t: sorted(set(printed.k[printed.task == t])) for t in printed.task.unique()}
 
     def line(numbers, m):
         return [recalls(numbers, m, t, ks[t]) for t in ks]
@@ -232,7 +233,7 @@ def beside_paper(
         )
     return pd.DataFrame(
         rows,
-        columns=['method', 'numbers of', *(f'{TASK_LABELS[t]}: ' + ' / '.join(f'R@{k}' for k in ks[t]) for t in ks)],
+        columns=['method', 'numbers of', *(f'{api.task_title(t)}: ' + ' / '.join(f'R@{k}' for k in ks[t]) for t in ks)],
     )
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #a40e3dc9
@@ -244,7 +245,7 @@ def with_intervals(
 ) -> pd.DataFrame:
     "R@1 of each method on each task with interval or standard deviation, and the papers' numbers below."
     one, printed = over_seeds(results[results.k == 1]), [paper_numbers(p) for p in papers]
-    tasks = [t for t in TASK_LABELS if t in set(one.task)]
+    tasks = sorted(one.task.unique(), key='mean'.__eq__)  # the mean last
     cell, rows = {(r.method, r.task): format_uncertainty(r) for r in one.itertuples()}, []
     for m in one.method.unique():
         rows.append([titles[m], *(cell.get((m, t), '–') for t in tasks)])
@@ -260,7 +261,7 @@ def with_intervals(
         if len(one)
         else []
     )
-    return pd.DataFrame(rows, columns=['R@1 [95 % interval], ± over seeds', *(TASK_LABELS[t] for t in tasks)])
+    return pd.DataFrame(rows, columns=['R@1 [95 % interval], ± over seeds', *map(api.task_title, tasks)])
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #4167ca04
 def protocol_line(protocols: list) -> str:
@@ -300,10 +301,10 @@ def gain(per_query, results, method: str, title: str, over='image_text', seed=0)
     )
 
 
-def headline(per_query, results, titles: dict, seed=0) -> str:
-    "One line: image, text and their sum by R@1, then the gain of each trained method."
+def headline(per_query, results, titles: dict, seed=0, plain=('image_text', 'image_only', 'text_only')) -> str:
+    "One line: the `plain` methods by R@1, then what each trained method gains over the first of them."
     mean = results[results.k == 1].groupby('method', sort=False).tail(1)
-    order = mean[mean.method.isin(['image_text', 'image_only', 'text_only'])].sort_values('value', ascending=False)
+    order = mean[mean.method.isin(plain)].sort_values('value', ascending=False)
     if not len(order):
         return 'nothing to evaluate'
     sure = [verdict(compare(per_query, a, b, seed=seed)) == 'better' for a, b in zip(order.method, order.method[1:])]
@@ -313,8 +314,8 @@ def headline(per_query, results, titles: dict, seed=0) -> str:
         for r, s in zip(order.itertuples(), [*sure, order.ci_low.iloc[-1] > guess])
     ]
     gains = (
-        [gain(per_query, results, m, titles[m], seed=seed) for m in titles if seeds(per_query, m)]
-        if 'image_text' in set(order.method)
+        [gain(per_query, results, m, titles[m], plain[0], seed) for m in titles if seeds(per_query, m)]
+        if plain[0] in set(order.method)
         else []
     )
     return '; '.join([''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks)', *gains])
@@ -330,19 +331,8 @@ def recall_bars(results, per_query, titles: dict):
     for ax, task in zip(axes.ravel(), tasks):
         for j, m in enumerate(methods):
             r = rows[(rows.method == m) & (rows.task == task)].sort_values('k')
-            reach = [
-                (r.value - r.ci_low).fillna(r['std']).clip(lower=0),
-                (r.ci_high - r.value).fillna(r['std']).clip(lower=0),
-            ]
-            ax.bar(
-                r.k - 0.4 + width * (j + 0.5),
-                r.value,
-                width * 0.92,
-                color=color(m),
-                label=titles[m],
-                yerr=reach,
-                error_kw=dict(lw=1, ecolor=color('grey')),
-            )
+            at = r.k - 0.4 + width * (j + 0.5)
+            draw_intervals(ax, at, r.value, *uncertainty_bounds(r), m, bar=0.92 * width, label=titles[m])
         for k in (1, 2, 3):
             ax.plot(
                 [k - 0.43, k + 0.43],
@@ -351,7 +341,7 @@ def recall_bars(results, per_query, titles: dict):
                 lw=1.6,
                 label='chance' if k == 1 else None,
             )
-        ax.set_title(TASK_LABELS[task])
+        ax.set_title(api.task_title(task))
         ax.set_xticks([1, 2, 3], ['R@1', 'R@2', 'R@3'])
         ax.grid(axis='y')
         ax.tick_params(axis='x', length=0)

@@ -42,7 +42,7 @@ from cis_nb.benchmarks.genecis_construction import (
     read_vaw,
     violations,
 )
-from ..core.plotting import Page, color, page
+from ..core.plotting import Page, color, draw_intervals, page
 from ..data.roots import data_root
 from ..retrieval.metrics import ranks
 from ..retrieval.protocol import result_rows
@@ -149,7 +149,7 @@ def size_table(made: Construction) -> pd.DataFrame:
             'templates, this run': len(b.templates),
             'gallery, paper': printed.gallery_size[t],
             'gallery, this run': gallery_size(t),
-            'different conditions': b.details.shown.nunique(),
+            'distinct conditions': b.details.shown.nunique(),
         }
         for t, b in made.built.items()
     ]
@@ -251,7 +251,7 @@ def census_table(named: dict) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #bd7c9de0
 ORACLES = ('picture', 'words', 'both')  # names in the results, as in `labels_picture`
-ORACLE_TITLES = dict(picture='image', words='words', both='both')
+ORACLE_TITLES = dict(picture='image', words='condition', both='both')
 
 
 def scene_labels(made: Construction) -> dict:  # image -> (None, labels)
@@ -319,16 +319,14 @@ def oracle_table(results: pd.DataFrame, scores: dict) -> pd.DataFrame:
         [TITLES[t], 100 / gallery_size(t), *(cells[t, f'labels_{how}'] for how in ORACLES), tie_rate(s['words'])]
         for t, s in scores.items()
     ]
-    return pd.DataFrame(rows, columns=['task', 'chance', *ORACLE_TITLES.values(), 'words, ties broken at random'])
+    return pd.DataFrame(rows, columns=['task', 'chance', *ORACLE_TITLES.values(), 'condition, ties broken at random'])
 
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #d9df80d4
 def draw_oracle(ax, results: pd.DataFrame, how: str, shift: float, palette: str):
     "Bars of one oracle with intervals, `shift` to the right of the tasks."
     r = results[results.method == f'labels_{how}']
-    interval = [r.value - r.ci_low, r.ci_high - r.value]
-    style = dict(lw=1, ecolor=color('ink'))
     at = np.arange(len(r)) + shift
-    ax.bar(at, r.value, 0.24, color=color(palette), yerr=interval, error_kw=style, label=ORACLE_TITLES[how])
+    draw_intervals(ax, at, r.value, r.ci_low, r.ci_high, palette, bar=0.24, label=ORACLE_TITLES[how])
 
 
 def oracle_figure(results: pd.DataFrame, scores: dict) -> Page:
@@ -338,12 +336,12 @@ def oracle_figure(results: pd.DataFrame, scores: dict) -> Page:
         draw_oracle(ax, results, how, shift, palette)
     ties = [tie_rate(s['words']) for s in scores.values()]
     outline = dict(fill=False, ec=color('text_only'), lw=1.4)
-    ax.bar(range(len(ties)), ties, 0.24, label='words, ties broken at random', **outline)
+    ax.bar(range(len(ties)), ties, 0.24, label='condition, ties broken at random', **outline)
     for i, t in enumerate(scores):
         ax.plot([i - 0.4, i + 0.4], [100 / gallery_size(t)] * 2, ls='--', lw=1, color=color('grey'))
     ax.set_xticks(range(len(scores)), [TITLES[t] for t in scores])
     ax.set(ylim=(0, 119), yticks=range(0, 101, 25), ylabel='R@1 (%)')
-    ax.set_title('Perfect labels, one half of the query (dashed: chance)')
+    ax.set_title('Oracle with perfect labels, reference or condition only (dashed: chance)')
     ax.legend(ncols=4, loc='upper right')
     return fig
 
@@ -364,5 +362,5 @@ def construction_finding(made: Construction, results: pd.DataFrame) -> str:
     total, both = sum(len(b.templates) for b in made.built.values()), results[results.method == 'labels_both']
     return (
         f'{total} templates in four tasks, no rule violated; '
-        f'an oracle with every label finds {both.value.mean():.0f} % of the targets by image and words'
+        f'an oracle with every label finds {both.value.mean():.0f} % of the targets by reference and condition'
     )

@@ -18,13 +18,13 @@ import pandas as pd
 import torch
 
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
-from ..core.plotting import color, page
+from ..core.plotting import draw_intervals, page
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
-    TASK_TITLES,
     claim_evidence_of,
     difference,
     format_differences,
+    score_title,
     self_retrieval,
     trained_only,
 )
@@ -70,8 +70,8 @@ def corpus_table(samples: dict, titles: dict) -> pd.DataFrame:
         ids = sample.ids
         row = {'corpus': titles[name], 'texts': sample.texts}
         row['tokens in a text'] = float(((ids > 0).sum(1) - 2).float().mean())
-        row['different (%)'] = 100 * len({tuple(r) for r in ids.tolist()}) / len(ids)
-        row['different tokens'] = len(set(ids.flatten().tolist()) - {0, BOS, EOS})
+        row['distinct (%)'] = 100 * len({tuple(r) for r in ids.tolist()}) / len(ids)
+        row['distinct tokens'] = len(set(ids.flatten().tolist()) - {0, BOS, EOS})
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -95,7 +95,7 @@ def coverage_table(samples: dict, titles: dict, run: MatrixRun) -> pd.DataFrame:
         [titles[c], *(f'{pair_coverage(sample.ids, ids):.0f}' for ids in asked.values())]
         for c, sample in samples.items()
     ]
-    return pd.DataFrame(rows, columns=['corpus', *(f'{TASK_TITLES[t].split()[0]} (%)' for t in run.sets)])
+    return pd.DataFrame(rows, columns=['corpus', *(f'{score_title(t).split()[0]} (%)' for t in run.sets)])
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #6e830d41
 def self_retrieval_rates(run: MatrixRun, gallery) -> pd.DataFrame:  # mean, std; one row a variant
@@ -107,7 +107,8 @@ def self_retrieval_rates(run: MatrixRun, gallery) -> pd.DataFrame:  # mean, std;
 def self_retrieval_bars(rates: pd.DataFrame, titles: dict):
     "One bar a variant; the line is the standard deviation over seeds."
     fig, ax = page(2.2, width=5)
-    ax.barh(range(len(rates)), rates['mean'], xerr=rates['std'], color=color('blue'), alpha=0.8)
+    mean, std, at = rates['mean'], rates['std'], range(len(rates))
+    draw_intervals(ax, at, mean, mean - std, mean + std, 'blue', bar=0.8, horizontal=True)
     ax.set_yticks(range(len(rates)), [titles[v] for v in rates.index])
     ax.invert_yaxis()
     ax.set(xlabel='self-retrieval: image found by its pseudo-word (%); standard deviation over seeds', xlim=(0, None))
@@ -131,14 +132,14 @@ def corpus_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int
     first, *rest = titles
     pairs = [(c, t) for c in rest for t in tasks if ' + ' not in c]
     found = {(c, t): format_differences(difference(per_query, first, c, t, seed)) for c, t in pairs}
-    return '; '.join(f'{TASK_TITLES[t]}: {titles[first]} against {titles[c]} {v}' for (c, t), v in found.items())
+    return '; '.join(f'{score_title(t)}: {titles[first]} against {titles[c]} {v}' for (c, t), v in found.items())
 
 
 def corpus_evidence(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> dict:
     "Evidence for N17; Table 10 has both CIRR and CIRCO."
     needed = {c for pair in CORPUS_ORDERS for c in pair}
     if not (needed <= set(titles) and {'full', 'circo'} <= set(tasks)):
-        return dict(N17='not all of its corpora and sets are asked here')
+        return dict(N17='this run lacks some of its corpora or sets')
     return dict(N17=claim_evidence_of(per_query, titles, CORPUS_ORDERS, ('full', 'circo'), seed))
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #16244f80
@@ -217,8 +218,8 @@ def kept_figure(kept: dict, rates: pd.DataFrame, titles: dict):
     "Self-retrieval against the tokens kept (`kept`: masking -> percent); lines span a standard deviation over seeds."
     fig, ax = page(2.4, width=5.5)
     for m, title in titles.items():
-        x, y = kept[m], rates.loc[m, 'mean']
-        ax.errorbar(x, y, rates.loc[m, 'std'], marker='o', capsize=3, color=color('blue'))
+        x, y, std = kept[m], rates.loc[m, 'mean'], rates.loc[m, 'std']
+        draw_intervals(ax, [x], [y], [y - std], [y + std], 'blue')
         ax.annotate(title, (x, y), xytext=(5, 3), textcoords='offset points', fontsize=8)
     ax.set(xlabel='tokens kept in the caption (%)', ylabel='self-retrieval (%)', ylim=(0, None))
     ax.margins(x=0.2)
@@ -236,13 +237,13 @@ def masking_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: in
     "The lead of masking all keywords over three other maskings, and the best masking of each task."
     others = [m for m in titles if m in ('rest', 'nouns', 'word')]
     leads = [
-        f'{TASK_TITLES[t]}: all keywords against {titles[m]} '
+        f'{score_title(t)}: all keywords against {titles[m]} '
         + format_differences(difference(per_query, 'runs', m, t, seed))
         for t in tasks
         for m in others
     ]
     scores = per_query.groupby(['task', 'method']).score.mean()
-    best = [f'{TASK_TITLES[t]} {titles[max(titles, key=scores[t].get)]}' for t in tasks]
+    best = [f'{score_title(t)} {titles[max(titles, key=scores[t].get)]}' for t in tasks]
     return '; '.join(leads) + '; best on ' + ', on '.join(best)
 
 

@@ -71,9 +71,9 @@ def lost_strips(tasks: dict, per_query, a: str, b: str, titles: dict, shown: str
     `tasks`: (draw, task) -> Task; `shown`: what `b` is called."""
     lost = {t: lost_queries(per_query, a, b, t) for t in titles}
     return [
-        ranking_strip(tasks[l.draw[0], t], l.iloc[0], f'{titles[t]}, {len(l):,} such queries; {shown}: ')
-        for t, l in lost.items()
-        if len(l)
+        ranking_strip(tasks[line.draw[0], t], line.iloc[0], f'{titles[t]}, {len(line):,} such queries; {shown}: ')
+        for t, line in lost.items()
+        if len(line)
     ]
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #ffe7e955
@@ -85,7 +85,7 @@ def first_ranked(
 ) -> dict:  # a row of `show_grid`
     "The reference, what each method puts first, the target."
     a, target = lines.iloc[0], bench.queries.set_index('query_id').targets[lines.query_id.iloc[0]][0]
-    tops = [l.top[0] for l in lines.itertuples()]
+    tops = [line.top[0] for line in lines.itertuples()]
     return dict(
         images=[bench.load(i) for i in [a.reference, *tops, target]],
         titles=['reference', *(titles[m] for m in lines.method), 'target'],
@@ -174,7 +174,7 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
     targets = b.queries.targets[b.queries.query_id == r.query_id].iloc[0]
     top, title = (
         list(r.top[:5]),
-        textwrap.shorten(f'Right image on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …'),
+        textwrap.shorten(f'Target on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …'),
     )
     shown = top if set(top) & set(targets) else [*top, targets[0]]
     return dict(

@@ -174,7 +174,7 @@ def triplet_overview(mined: dict, checked: dict) -> pd.DataFrame:
     for title, m in mined.items():
         t, some = m.of_split('train'), checked[title]
         row = {'recipe': title, 'triplets': m.counts['splits']['train']['kept'], 'conditions': t.condition.nunique()}
-        row |= {'photos used': t[['reference_image', 'target_image']].stack().nunique()}
+        row |= {'images used': t[['reference_image', 'target_image']].stack().nunique()}
         row |= {'% attributes': 100 * (some.kind == 'attribute').mean()}
         rows.append(row | {'% idle': 100 * some.idle.mean(), '% seconded': 100 * some.seconded.mean()})
     return pd.DataFrame(rows)
@@ -227,7 +227,7 @@ def triplet_task(r: PhotoRelations, split: str, n: int, threshold: float, partne
     task = held_out(t, r.images, name, rule)
     if task is None:
         raise NoQueries(f'{name}: the captions of split {split!r} give no two triplets with different targets')
-    protocol = Protocol(task.name, gallery=f'{len(gallery):,} photos', reference='removed', split=split, extra=rule)
+    protocol = Protocol(task.name, gallery=f'{len(gallery):,} images', reference='removed', split=split, extra=rule)
     queries = task.queries.assign(task=partner, row=t.target)
     chosen = dict(task=partner, queries=queries, shared_gallery=gallery, protocol=protocol, load=r.photos.load)
     return replace(task, images=None, **chosen)
@@ -380,7 +380,7 @@ def common_kinds(ranked: pd.DataFrame, least: int = 20) -> list:
 def recall_rows(ranked: pd.DataFrame, protocols: dict, kinds: list, seed: int = 0, **labels) -> pd.DataFrame:
     "Result rows, seeds pooled: R@1 and R@10 of the mined target, R@10 of any target, and R@10 of some kinds."
     wanted = [(1, 'rank', 'all'), (10, 'rank', 'all'), (10, 'any_rank', 'all'), *((10, 'rank', k) for k in kinds)]
-    metric, rows = dict(rank='recall', any_rank='recall, any right photo'), []
+    metric, rows = dict(rank='recall', any_rank='recall, any target'), []
     for p, m, (k, rank, kind) in product(protocols, ranked.method.unique(), wanted):
         t = select_lines(ranked, p, [m], kind)
         _, low, high = bootstrap_ci(100.0 * (t[rank] <= k), seed=seed, families=t.reference)
@@ -397,7 +397,7 @@ def seed_rows(ranked: pd.DataFrame, ks: tuple, seed: int = 0, **labels) -> pd.Da
     return pd.concat(rows, ignore_index=True)
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #89a917ac
-RECALL_HEADS = {'R@1': ('recall', 1), 'R@10': ('recall', 10), 'R@10, any target': ('recall, any right photo', 10)}
+RECALL_HEADS = {'R@1': ('recall', 1), 'R@10': ('recall', 10), 'R@10, any target': ('recall, any target', 10)}
 
 
 def recall_by_seed(ranked: pd.DataFrame, partners: str, method: str, k: int = 10) -> str:

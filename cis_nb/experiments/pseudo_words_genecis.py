@@ -33,7 +33,7 @@ def genecis_parameters(evaluation: str = '', **changes) -> dict:
 
 def first_draw_protocols(run: GenecisRun) -> list:
     "The protocol of each task, from the first draw of the templates."
-    return [b.protocol for (draw, _), b in run.benchmarks.items() if draw == 0]
+    return [task.protocol for (draw, _), task in run.tasks.items() if draw == 0]
 
 
 def evaluated_tasks(per_query: pd.DataFrame) -> list:

@@ -14,7 +14,6 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'call_seconds', 'median_seconds', 'Co
            'end_to_end_measurements', 'measurement_table', 'goal_figure', 'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
-import os
 import tempfile
 import time
 from collections import Counter
@@ -31,7 +30,7 @@ from ..backbones.features import Features
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
-from ..data.roots import WORLD, is_world
+from ..data.roots import WORLD, find_data, is_world
 from .genecis import share_images
 from ..methods.baselines import method
 from ..methods.combiner import training_rates
@@ -269,9 +268,8 @@ def contrastive_table(rates: pd.DataFrame) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #20a76698
 def captions_and_parser(data: str, n: int) -> tuple:  # list of at most n captions, name of a parser
     "Captions of `world`, `auto` (flickr8k below CIS_DATA if it is there, else the world), a folder or a file."
-    flickr = Path(os.environ.get('CIS_DATA') or '.') / 'flickr8k'
     if data == 'auto':
-        data = str(flickr) if flickr.is_dir() else WORLD
+        data = str(find_data('flickr8k') or WORLD)
     folder = world_root(0, 0, max(100, min(n // 5, 2000))) / 'captions' if is_world(data) else data
     captions = [c for *_, c in read_captions(folder, 'all', limit=n)[0]]
     return captions, WORLD if is_world(data) else find_parser()
@@ -437,14 +435,14 @@ def contrastive_measurements(rates: pd.DataFrame) -> list:  # of Measurement
     return [
         Measurement('looking', 'training', speed['forward'] / speed['training'], '', '×'),
         Measurement('operations of training', product, share['training'], '≥ 50', '%'),
-        Measurement('operations of looking', product, share['forward'], '≥ 50', '%'),
+        Measurement('operations of the forward pass', product, share['forward'], '≥ 50', '%'),
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #e54e5f6a
 def mining_measurements(parsing: dict, english: bool, drawn: pd.DataFrame, n: int, captions: int) -> list:
     "Parsing, and sampling `n` triplets of the relations of `captions`; only the published sizes have all goals."
     real, fast, triplets = captions >= 3_000_000 and n >= 1_600_000, drawn.iloc[0], f'{n:,} triplets'
-    pipeline, parsed = 'the whole pipeline, one by one', 'captions parsed per second and core'
+    pipeline, parsed = 'the full pipeline, one by one', 'captions parsed per second and core'
     gib = fast.peak_bytes / 2**30
     return [
         Measurement(parsed, pipeline, parsing['ratio'], '≥ 5' if english else '', '×'),
@@ -462,7 +460,7 @@ def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str
     return [
         Measurement('Combiner on stored features', again, stored, '≥ 5', '×'),
         Measurement(captions, padded, lincir.times.iloc[-1], '≥ 4', '×'),
-        Measurement('Combiner and both halves', f'{again}, backbone at rest', both, '', '×'),
+        Measurement('Combiner and both towers', f'{again}, frozen backbone', both, '', '×'),
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #59623f12

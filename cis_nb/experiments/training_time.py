@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LINCIR_CAPTIONS', 'PIC2WORD_IMAGES', 'PIC2WORD_EPOCHS', 'PIC2WORD_STORED', 'SEARLE_IMAGES', 'SEARLE_SEARCH_STEPS',
-           'SEARLE_EPOCHS', 'STEP_PARTS', 'QUERY_PARTS', 'QUERY_OF', 'PAPER_BACKBONES', 'COST_PIECES', 'RIVALS',
-           'Estimate', 'estimates', 'TowerRates', 'tower_rates', 'tower_table', 'paper_tower_table', 'RandomFeatures',
+           'SEARLE_EPOCHS', 'STEP_PARTS', 'QUERY_PARTS', 'QUERY_OF', 'PAPER_BACKBONES', 'RIVALS', 'Estimate',
+           'estimates', 'TowerRates', 'tower_rates', 'tower_table', 'paper_tower_table', 'RandomFeatures',
            'training_step', 'random_phrases', 'step_parts', 'clock_steps', 'training_hours', 'times_lincir',
            'paper_hours', 'training_table', 'step_figure', 'query_parts', 'clock_query', 'query_seconds',
            'paper_query_seconds', 'query_part_table', 'query_table', 'paper_points', 'paper_figure', 'step_seconds',
@@ -24,15 +24,16 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
+from .. import api
 from ..api import TrainingConfig
 from ..backbones.loading import load_backbone, text_backbone
-from ..core.plotting import color, page
+from ..core.plotting import color, draw_intervals, page
 from ..core.store import manifest
 from .comparison import read_printed
 from .throughput import LINCIR_BATCH, LINCIR_STEPS, call_seconds
 from ..methods.lincir import SelfMasking
 from ..methods.pic2word import Pic2Word
-from ..methods.pseudo_words import PROMPT, Mapper, Phi, training_images
+from ..methods.pseudo_words import PROMPT, Mapper, Phi
 from ..methods.searle import Phrases, Searle, invert
 from ..mining.corpora import Corpus
 from ..retrieval.protocol import RESULT_COLUMNS
@@ -115,13 +116,13 @@ def tower_rates(
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #9a34662c
 def tower_table(rates: dict) -> pd.DataFrame:
-    "Median rates of the towers {backbone: TowerRates}, and captions read per image."
+    "Median rates of the towers {backbone: TowerRates}, and captions encoded per image."
     rows = []
     for name, r in rates.items():
         captions, padded = np.median(r.captions), np.median(r.padded)
         images = np.nan if r.images is None else np.median(r.images)
         rows.append((name, images, captions, padded, captions / images, r.tokens))
-    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens in a caption'
+    heads = 'backbone|images / s|captions / s|padded captions / s|captions per image|tokens per caption'
     return pd.DataFrame(rows, columns=heads.split('|'))
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #240b7144
@@ -250,7 +251,7 @@ STEP_PARTS = {
     'LinCIR: whole captions, once': ('read', 'blue'),
     'Pic2Word: prompt and loss': ('pic2word', 'orange'),
     'Pic2Word: image tower': ('image', 'orange'),
-    'SEARLE: one step of search': ('search', 'green'),
+    'SEARLE: one optimisation step': ('search', 'green'),
     'SEARLE: distillation': ('searle', 'green'),
 }  # title -> part, color
 
@@ -258,11 +259,10 @@ STEP_PARTS = {
 def step_figure(parts: dict, backbone: str):
     "Milliseconds of each part {part: Estimate} per image or caption, with intervals."
     shown = [parts[part] * 1000 for part, _ in STEP_PARTS.values()]
-    values = np.array([e.value for e in shown])
-    ends = np.array([e.interval for e in shown]).T  # (2,6)
     fig, ax = page(2.4, width=6.5)
-    colors = [color(c) for _, c in STEP_PARTS.values()]
-    ax.barh(range(len(shown)), values, xerr=np.abs(ends - values), color=colors)
+    for y, (e, (_, c)) in enumerate(zip(shown, STEP_PARTS.values())):
+        low, high = e.interval
+        draw_intervals(ax, [y], [e.value], [low], [high], c, bar=0.8, horizontal=True)
     ax.set_yticks(range(len(shown)), STEP_PARTS)
     ax.invert_yaxis()
     ax.set(xlabel='milliseconds per image or caption', title=f'Parts of a step, {backbone}')
@@ -273,8 +273,8 @@ QUERY_PARTS = {
     'image through the image tower': 'image',
     'φ of LinCIR and SEARLE': 'phi',
     'mapper of Pic2Word': 'mapper',
-    'sentence with the word through the text tower': 'sentence',
-    'words alone through the text tower': 'words',
+    'prompt with the pseudo-word through the text tower': 'sentence',
+    'condition alone through the text tower': 'words',
 }
 QUERY_OF = {
     'LinCIR': ('image', 'phi', 'sentence'),
@@ -360,38 +360,16 @@ def paper_figure(points: pd.DataFrame):
     return fig
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #3029f8ec
-COST_PIECES = [
-    'captions parsed',
-    'captions read',
-    'images encoded',
-    'phrases written',
-    'phrases read',
-    'words searched',
-    'steps',
-]
-
-
 def step_seconds(history: pd.DataFrame, batch_size: int) -> float:
     "Seconds of all steps of a run (columns step, items_per_s), validations left out."
     return float((history.step.diff().fillna(history.step) * batch_size / history.items_per_s).sum())
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #03fac2ad
 def stored_pieces(config: TrainingConfig) -> dict:  # piece -> its folder in the store
-    "What the first step of a training of `lincir`, `pic2word` or `searle` finds in the store."
-    o = make_objective(config)
-    if config.method == 'lincir':
-        read = {} if o.kept is None else {'captions read': Path(o.kept.filename).parent}
-        return {'captions parsed': o.data.folder, **read}
+    "What the first step of a training finds in the store, as the plugin of its method says."
+    objective = make_objective(config)
     with accelerator_for(config.device, config.dtype).autocast():
-        images = training_images(o.backbone, config.data, config.photos).features(o.backbone)
-    images_piece = {'images encoded': images.path}
-    if config.method == 'pic2word':
-        return images_piece
-    return images_piece | {
-        'phrases written': o.phrases.folder,
-        'phrases read': o.phrases.meaning.path,
-        'words searched': Path(o.words.filename).parent,
-    }
+        return api.get('method', config.method).pieces(objective, config)
 
 
 def training_seconds(config: TrainingConfig) -> dict:  # piece -> seconds
@@ -401,10 +379,11 @@ def training_seconds(config: TrainingConfig) -> dict:  # piece -> seconds
     return pieces | {'steps': step_seconds(pd.read_csv(run / 'history.csv'), config.batch_size)}
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #374b7ec1
-def training_costs(configs: dict) -> pd.DataFrame:  # index method, columns COST_PIECES
+def training_costs(configs: dict) -> pd.DataFrame:  # index method, columns pieces; the last is `steps`
     "Seconds of the pieces of {method: configuration}; NaN for a piece that a method does not have."
     rows = [training_seconds(c) for c in configs.values()]
-    return pd.DataFrame(rows, index=list(configs), columns=COST_PIECES).astype(float)
+    pieces = dict.fromkeys(piece for r in rows for piece in r if piece != 'steps')
+    return pd.DataFrame(rows, index=list(configs), columns=[*pieces, 'steps']).astype(float)
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #77bb0479
 def training_scores(experiment: str) -> pd.DataFrame:

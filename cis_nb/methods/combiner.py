@@ -398,15 +398,17 @@ class CombinerConfig(TrainingConfig):
     photos: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
-    attributes: bool = Field(False, description='mine attributes too, not only relations')
-    filter: Literal['six', 'four', 'relation', 'none'] = Field('six', description='which words must be concrete')
+    attributes: bool = Field(False, description='mine attributes as well as relations')
+    filter: Literal['six', 'four', 'relation', 'none'] = Field(
+        'six', description='words of a triplet that must be concrete'
+    )
     threshold: float = Field(4.8, ge=0, le=5, description='least mean concreteness, on the scale of 1 to 5')
     lookup: Literal['exact', 'words'] = Field('exact', description='how a word is looked up in the ratings')
-    modifiers: bool = Field(False, description='keep adjectives in the words')
-    literal: bool = Field(False, description='the published sampling to the letter')
+    modifiers: bool = Field(False, description='keep adjectives in subjects and objects')
+    literal: bool = Field(False, description='sample exactly as the published code')
     partner: Literal['random', 'similar'] = Field('random', description='how the target is drawn')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR")
-    validation: Literal['cirr', 'triplets'] = Field('cirr', description='what the best weights are chosen by')
+    validation: Literal['cirr', 'triplets'] = Field('cirr', description='validation set that chooses the weights')
     tune: Literal['none', 'text', 'image', 'both'] = Field('none', description='towers that train')
     bn_mode: Literal['eval', 'train'] = Field('eval', description='batch norm of a ResNet tower that trains')
     projection: int = Field(64, ge=1, description='width of the projections (published: 2560)')
@@ -490,7 +492,7 @@ def training_data(c: CombinerConfig, size: int) -> TripletData:
     if not tasks:
         raise ValueError(
             f'data {c.data}: there are no held-out triplets to choose the best weights by; '
-            'ask for more val_samples, or for validation: cirr'
+            'use more val_samples, or validation: cirr'
         )
     return TripletData(table[table.split == 'train'], images, tasks)
 
@@ -507,7 +509,7 @@ class CombinerPlugin(Plugin):
     name, title, color, Config = 'combiner', 'Combiner (mined)', 'red', CombinerConfig
     reading = (
         '*Before* is an untrained network; with `start: sum` it is a weighted sum of the two features, so *after* '
-        'shows what was learned beyond the sum. Held-out triplets are a hard benchmark: many images fit a short '
+        'shows what training adds to the sum. Held-out triplets are a hard benchmark: many images fit a short '
         'condition and one counts as the target. Where the curve is flat in its interval, the chosen step is chance.'
     )
     paper_row = 'Combiner (GeneCIS)'

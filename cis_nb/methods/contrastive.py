@@ -133,7 +133,7 @@ def probe_rows(found: dict, data: str, seed: int = 0, **labels) -> tuple:
     candidates = {
         'twins': 'own caption and the twin\'s',
         'picture to caption': f"{min(100, len(found['picture to caption']))} captions",
-        'caption to picture': f"{min(100, len(found['picture to caption']))} pictures",
+        'caption to picture': f"{min(100, len(found['picture to caption']))} images",
     }
     for task, v in found.items():
         protocols.append(Protocol(benchmark=name, gallery=candidates.get(task, 'the prompts of the probe'), extra=task))

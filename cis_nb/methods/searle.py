@@ -10,10 +10,14 @@ __all__ = ['TEMPLATES', 'VOCABULARIES', 'GRAMMARS', 'world_concepts', 'read_conc
            'SearleConfig', 'SearlePlugin']
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #99caf695
-import json, os, re
+import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from ..api import Plugin, TrainingConfig
@@ -423,19 +427,19 @@ def searle_oti(backbone, folder, steps: int = 350, num_concepts: int = 15, promp
 class SearleConfig(TrainingConfig):
     "SEARLE's own parameters."
 
-    photos: int = Field(300, ge=1, description='images of the world to learn from')
-    prompt: Prompt = Field(PROMPT, description='query in words: `$` is the reference, {condition} the text')
+    photos: int = Field(300, ge=1, description='images of the world to train on')
+    prompt: Prompt = Field(PROMPT, description='prompt of a query: `$` is the reference, {condition} the text')
     width: int = Field(0, ge=0, description='hidden width of φ; 0: 4D, as published')
     dropout: float = Field(0.5, ge=0, lt=1, description='dropout of φ')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
     vocabulary: str = Field('world', description='concepts: world, or a file with a name a line')
     phrase_generator: str = Field('world', description='a grammar of the world, or the folder of a language model')
-    phrases: int = Field(16, ge=1, description='phrases of a concept')
-    num_concepts_inversion: int = Field(15, ge=1, description='nearest concepts in the search (published: 15)')
+    phrases: int = Field(16, ge=1, description='phrases per concept')
+    num_concepts_inversion: int = Field(15, ge=1, description='nearest concepts in the optimisation (published: 15)')
     num_concepts_distillation: int = Field(150, ge=1, description='nearest concepts in the training (published: 150)')
-    search_steps: int = Field(60, ge=1, description='steps of the search (published: 350)')
-    search_lr: float = Field(0.02, ge=0, description='learning rate of the search')
-    num_inverted_images: int = Field(0, ge=0, description='images whose words are searched; 0: all')
+    search_steps: int = Field(60, ge=1, description='optimisation steps per image (published: 350)')
+    search_lr: float = Field(0.02, ge=0, description='learning rate of the optimisation')
+    num_inverted_images: int = Field(0, ge=0, description='images whose pseudo-words are optimised; 0: all')
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #47c49e6d
 class SearlePlugin(Plugin):
@@ -462,6 +466,15 @@ class SearlePlugin(Plugin):
         words = inverted_tokens(backbone, key, features, phrases, near[:, : c.num_concepts_inversion], c)
         tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
         return Searle(backbone, phi, features, words, near, phrases, tasks, prompt=c.prompt, pretrained=c.pretrained)
+
+    def pieces(self, objective, config) -> dict:
+        images = training_images(objective.backbone, config.data, config.photos)
+        return {
+            'images encoded': images.features(objective.backbone).path,
+            'phrases written': objective.phrases.folder,
+            'phrases read': objective.phrases.meaning.path,
+            'words searched': Path(objective.words.filename).parent,
+        }
 
     def load(self, run, device='auto', backbone=None) -> PseudoWord:
         return load_pseudo_word(run, device, backbone)

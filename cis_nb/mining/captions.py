@@ -16,13 +16,23 @@ __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_R
            'error_cause', 'missed_relations', 'full_pipeline', 'one_by_one', 'in_batches', 'cpu_seconds', 'parse_rates']
 
 # %% ../../nbs/03_mining/01_captions.ipynb #17738602
-import gzip, hashlib, json, os, re, time, zlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import time
+import zlib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
-import numpy as np, pandas as pd, pyarrow as pa, pyarrow.parquet as pq, spacy
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import spacy
 import cis_nb
 from ..core.parameters import one_of
 from ..core.report import progress
@@ -511,7 +521,7 @@ def read_shards(folder) -> dict:
     try:
         return json.loads((Path(folder) / 'shards.json').read_text())
     except (OSError, ValueError) as e:
-        remedy = 'delete the folder and ask relation_shards for it again'
+        remedy = 'delete the folder and call relation_shards again'
         raise ValueError(f'{folder}/shards.json cannot be read ({e}); {remedy}') from None
 
 # %% ../../nbs/03_mining/01_captions.ipynb #b192c2cb
@@ -523,7 +533,7 @@ def read_relations(folder) -> pd.DataFrame:
         data = path.read_bytes() if path.exists() else b''
         if hashlib.sha256(data).hexdigest() != shard['sha256']:
             fault = 'damaged' if data else 'missing'
-            raise ValueError(f'{path} is {fault}: delete the folder {folder} and ask relation_shards for it again')
+            raise ValueError(f'{path} is {fault}: delete the folder {folder} and call relation_shards again')
         tables.append(pq.read_table(pa.BufferReader(data)).to_pandas())
     return pd.concat(tables, ignore_index=True)
 

@@ -10,16 +10,16 @@ __all__ = ['POS_CODES', 'UNUSED_COMPONENTS', 'PUBLISHED_PIPELINE', 'INSTALL_HINT
            'world_grammar_component', 'world_parser']
 
 # %% ../../nbs/03_mining/00_parsers.ipynb #51cf6c08
-import os, re
+import re
 from functools import lru_cache
-from pathlib import Path
-import numpy as np, spacy
+import numpy as np
+import spacy
 from spacy.language import Language
 from spacy.tokens import Doc
 from thinc.api import NumpyOps, get_current_ops, set_current_ops
 from ..core.plotting import color, page
 from ..data.datasets import language_tools
-from ..data.roots import WORLD
+from ..data.roots import WORLD, find_data
 from ..world import captions as world_captions
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
 
@@ -79,8 +79,7 @@ def find_parser() -> str:
     installed = [n for n in spacy.util.get_installed_models() if n.startswith('en_')]
     if installed:
         return min(installed, key=lambda n: (n != PUBLISHED_PIPELINE, n))
-    small = Path(os.environ.get('CIS_DATA') or '.') / 'spacy_en_ewt_clear_sm'
-    if small.is_dir():
+    if small := find_data('spacy_en_ewt_clear_sm'):
         return str(small)
     raise OSError(f'no English spaCy pipeline is installed: {INSTALL_HINT}')
 

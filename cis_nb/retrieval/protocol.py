@@ -4,17 +4,23 @@
 
 # %% auto #0
 __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'result_rows', 'evaluate', 'backbone_name',
-           'Benchmark', 'evaluate_benchmark', 'load_tasks', 'first_images', 'ranked_members', 'chance_recall']
+           'Benchmark', 'load_tasks', 'task_methods', 'evaluate_benchmark', 'with_text', 'first_images',
+           'ranked_members', 'chance_recall']
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
+import warnings
 from dataclasses import asdict, dataclass, field, replace
-import numpy as np, pandas as pd, torch
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
 from ..core.store import fingerprint
-from .metrics import METRICS, ranks
-from .ranking import rank_gallery
+from .metrics import METRICS
+from .ranking import rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
-from ..api import Queries
+from ..api import Queries, Unsolved
 from ..data.image_sources import ImageSource
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
@@ -44,7 +50,7 @@ class Protocol:
         if not 0 <= self.coverage <= 1:
             raise ValueError(f'coverage is a share from 0 to 1, not {self.coverage}')
         if '{condition}' not in self.prompt:
-            raise ValueError(f'the prompt {self.prompt!r} has no place for {{condition}}')
+            raise ValueError(f'the prompt {self.prompt!r} has no placeholder {{condition}}')
 
     @property
     def hash(self) -> str:
@@ -65,7 +71,7 @@ def _words(p: Protocol) -> list:
     "A protocol as short phrases; *partial* comes first."
     partial = [f'partial: {min(99.9, 100 * p.coverage):.1f} % of the images'] if p.coverage < 1 else []
     captions = [f'captions {p.caption}'] if p.caption != 'as given' else []
-    content = [f'questions {p.questions}'] if p.questions else []
+    content = [f'queries {p.questions}'] if p.questions else []
     return partial + [
         f'gallery: {p.gallery}',
         f'text: “{p.prompt}”',
@@ -107,9 +113,10 @@ def _check_queries(q: pd.DataFrame, shared, name: str):
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e0746ae7
 def _content_fingerprint(q: pd.DataFrame, shared) -> str:
     "A fingerprint of queries, targets and galleries; a list that many queries share is read once."
-    once = {id(l): fingerprint(list(l)) for col in (q.targets, q.gallery, q.excluded) for l in col if l is not None}
+    shown = (ids for col in (q.targets, q.gallery, q.excluded) for ids in col if ids is not None)
+    once = {id(ids): fingerprint(list(ids)) for ids in shown}
     rows = [
-        [i, r if isinstance(r, str) else None, c, *(once.get(id(l)) for l in ls)]
+        [i, r if isinstance(r, str) else None, c, *(once.get(id(ids)) for ids in ls)]
         for i, r, c, *ls in zip(q.query_id, q.reference, q.condition, q.targets, q.gallery, q.excluded)
     ]
     return fingerprint([rows, shared and list(shared)])[:8]
@@ -145,6 +152,7 @@ class Task:
     metrics: tuple = ('recall',)
     ks: tuple = (1, 2, 3)  # the cut-offs of the metrics
     source: ImageSource = None  # the images, perhaps with others; made from `images`, `load` and `key` if not given
+    root: Path = None  # folder of the data, for methods that read its annotations
 
     def __post_init__(self):
         q, n = self.queries.copy().reset_index(drop=True), len(self.queries)
@@ -215,56 +223,16 @@ def _restrict(b: Task, here: set) -> Task:
         source=None if b.source.ids is b.images else b.source,
     )
 
-# %% ../../nbs/02a_retrieval/02_protocol.ipynb #a5789299
-def _vectors(features):
-    "`vec(ids)` -> (n,D) raw image features."
-
-    def vec(ids):
-        rows = [features.index[i] for i in ids]
-        return torch.from_numpy(np.asarray(features.array[rows], dtype=np.float32))
-
-    return vec
-
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #d9120130
 def _excluded(q, protocol) -> set:
     "What a query must not find: its own list, and the reference where the protocol removes it."
     return {*q.excluded, *([q.reference] if protocol.reference == 'removed' else [])}
-
-
-def _own_galleries(method, bench, q, vec) -> tuple:
-    "Queries with a gallery each, their scores, target columns, valid and ids, padded to the longest."
-    rows = list(bench.queries.itertuples())
-    width = max(len(r.gallery) for r in rows)
-    ids = [list(r.gallery) + [r.gallery[0]] * (width - len(r.gallery)) for r in rows]
-    valid = np.arange(width) < np.array([[len(r.gallery)] for r in rows])
-    for v, r in zip(valid, rows):
-        v[[j for i in _excluded(r, bench.protocol) for j, g in enumerate(r.gallery) if g == i]] = False
-    gal = vec([i for g in ids for i in g]).view(len(rows), width, -1)
-    return bench.queries, method.score(q, gal), [[r.gallery.index(t) for t in r.targets] for r in rows], valid, ids
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e97dd987
 def _padded(lists, fill) -> np.ndarray:
     "Lists of different lengths as one array."
     width = max(map(len, lists))
     return np.array([[*x, *[fill] * (width - len(x))] for x in lists])
-
-
-def _top(scores, targets, valid, keep) -> np.ndarray:  # (Q,keep) columns
-    "The first `keep` candidates of each query, best first; of equal ones the targets come last, the others by column."
-    s, row, keep = (
-        np.where(valid, scores.astype(np.float64), -np.inf),
-        np.arange(len(scores))[:, None],
-        min(keep, scores.shape[1]),
-    )
-    have = targets >= 0
-    at = np.broadcast_to(row, targets.shape)[have], targets[have]
-    s[at] = np.nextafter(s[at], -np.inf)  # behind its equals, before everything that is less
-    cut = np.partition(s, -keep)[:, -keep, None]
-    tied = s == cut
-    first = np.nonzero((s > cut) | tied & (tied.cumsum(1) <= keep - (s > cut).sum(1, keepdims=True)))[1].reshape(
-        len(s), keep
-    )
-    return first[row, np.argsort(-s[row, first], axis=1, kind='stable')]
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #13e1930f
 def _lines(queries, ranks, sizes, top) -> pd.DataFrame:
@@ -277,12 +245,22 @@ def _lines(queries, ranks, sizes, top) -> pd.DataFrame:
     )
 
 
-def _ranked(queries, scores, targets, valid, ids, keep) -> pd.DataFrame:
+def _own_galleries(method, bench, q, features, keep) -> pd.DataFrame:
     "One line per query of those with a gallery each."
-    S, T = torch.as_tensor(scores).float().cpu().numpy(), _padded(targets, -1)
-    R = ranks(S, T, valid, list(queries.query_id))
-    top = [[g[j] for j in best if v[j]] for best, v, g in zip(_top(S, T, valid, keep).tolist(), valid, ids)]
-    return _lines(queries, R, valid.sum(1), top)
+    queries = bench.queries
+    gone = [_excluded(r, bench.protocol) for r in queries.itertuples()]
+    found = rank_own_galleries(
+        q,
+        features.array,
+        [[features.index[i] for i in gallery] for gallery in queries.gallery],
+        _padded([[gallery.index(t) for t in some] for gallery, some in zip(queries.gallery, queries.targets)], -1),
+        [[j for j, i in enumerate(gallery) if i in out] for gallery, out in zip(queries.gallery, gone)],
+        k=keep,
+        score=method.score,
+        names=list(queries.query_id),
+    )
+    top = [[gallery[j] for j in best if j >= 0] for best, gallery in zip(found.top.tolist(), queries.gallery)]
+    return _lines(queries, found.ranks, found.candidates, top)
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6d42ef91
 class _GalleryView:
@@ -378,7 +356,7 @@ def _check_gallery_sizes(per_query: pd.DataFrame, task: Task, ks):
         q = per_query.loc[per_query.gallery_size.idxmin()]
         raise ValueError(
             f'{task.name}/{task.task}, query {q.query_id}: a gallery of {q.gallery_size} has no R@{max(ks)}; '
-            'ask for smaller ks'
+            'use smaller ks'
         )
 
 
@@ -395,7 +373,7 @@ def evaluate(
     task = task.restrict(features.index)
     q = method.encode_queries(task.as_queries())
     if task.shared_gallery is None:
-        per_query = _ranked(*_own_galleries(method, task, q, _vectors(features)), keep)
+        per_query = _own_galleries(method, task, q, features, keep)
     else:
         per_query = _shared_gallery(method, task, q, features, keep)
     per_query = per_query.assign(protocol=task.protocol.id)
@@ -416,6 +394,7 @@ class Benchmark:
     name: str
     tasks: dict  # name -> Task
     missing: dict = field(default_factory=dict)  # task -> why it is not there
+    draw: int = 0  # which one of several draws of the queries
 
     def aggregate(self, per_query: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:
         "Result rows of one method: each task's metrics at its cut-offs, in the order of the tasks."
@@ -425,14 +404,6 @@ class Benchmark:
             if len(mine):
                 rows.append(result_rows(mine, task.ks, task.metrics, seed, **labels))
         return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=RESULT_COLUMNS)
-
-
-def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple:  # per_query, rows
-    "Every task of a benchmark, and its aggregation."
-    found = [evaluate(method, task, None, seed, keep)[0] for task in benchmark.tasks.values()]
-    per_query = pd.concat(found, ignore_index=True)
-    labels = dict(benchmark=benchmark.name, method=method.name, backbone=backbone_name(method))
-    return per_query, benchmark.aggregate(per_query, seed, **labels)
 
 
 def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: why not}
@@ -446,6 +417,39 @@ def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: 
     if not tasks:
         raise next(iter(errors.values()))
     return tasks, {name: str(e) for name, e in errors.items()}
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #03fff739
+def task_methods(method, benchmark: Benchmark) -> tuple:  # {task: Method}, {task: why it cannot solve it}
+    "What ranks each task of a benchmark: the method, or the one that it gives for the task."
+    if not hasattr(method, 'for_task'):
+        return dict.fromkeys(benchmark.tasks, method), {}
+    found, unsolved = {}, {}
+    for name, task in benchmark.tasks.items():
+        try:
+            found[name] = method.for_task(task)
+        except Unsolved as e:
+            unsolved[name] = str(e)
+    return found, unsolved
+
+
+def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple:  # per_query, rows
+    "Every task of a benchmark that the method can solve, and its aggregation; Unsolved if it can solve none."
+    methods, unsolved = task_methods(method, benchmark)
+    reasons = '; '.join(f'{task}: {why}' for task, why in unsolved.items())
+    if unsolved and not methods:
+        raise Unsolved(f'{method.name} can solve no task of {benchmark.name}: {reasons}')
+    if unsolved:
+        warnings.warn(f'{method.name} leaves out {len(unsolved)} of {len(benchmark.tasks)} tasks: {reasons}')
+    tasks = [(m, benchmark.tasks[name]) for name, m in methods.items()]
+    per_query = pd.concat([evaluate(m, task, None, seed, keep)[0] for m, task in tasks], ignore_index=True)
+    labels = dict(benchmark=benchmark.name, method=method.name, backbone=backbone_name(method))
+    return per_query, benchmark.aggregate(per_query, seed, **labels)
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #1e3dceae
+def with_text(benchmark: Benchmark, text: str) -> Benchmark:
+    "The benchmark with every condition put into `text`, at the place of {condition}."
+    tasks = benchmark.tasks.items()
+    return replace(benchmark, tasks={n: replace(t, protocol=replace(t.protocol, prompt=text)) for n, t in tasks})
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #90921ea6
 @torch.no_grad()
@@ -467,9 +471,10 @@ def first_images(method, queries: Queries, ids: list, k: int, excluded=None) -> 
 @torch.no_grad()
 def ranked_members(method, queries: Queries, members: list) -> list:  # Q lists of ids
     "A short list of images for each query, ranked; equal scores keep the order of the list."
-    vec, ranked = _vectors(method.encode_gallery(queries.images)), []
+    features, ranked = method.encode_gallery(queries.images), []
     for q, own, name in zip(method.encode_queries(queries), members, queries.ids):
-        scores = method.score(q[None], vec(own))[0].float()
+        rows = features.array[[features.index[i] for i in own]]
+        scores = method.score(q[None], torch.from_numpy(np.asarray(rows, dtype=np.float32)))[0].float()
         if not torch.isfinite(scores).all():
             image = own[int((~torch.isfinite(scores)).nonzero()[0])]
             raise ValueError(f'query {name}: the score of candidate {image!r} is not finite')

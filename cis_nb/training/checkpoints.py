@@ -6,7 +6,8 @@
 __all__ = ['weights', 'load_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint']
 
 # %% ../../nbs/05a_training/03_checkpoints.ipynb #4ac0a003
-import os, shutil
+import os
+import shutil
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
@@ -84,7 +85,8 @@ def load_checkpoint(
         tensors = load_file(path / 'model.safetensors')
         saved = torch.load(path / 'state.pt', weights_only=True, map_location='cpu')
     except Exception as e:
-        raise ValueError(f'checkpoint {path} cannot be read ({e}): delete it to start again') from e
+        reason = f'{type(e).__name__}: {str(e).partition(". ")[0]}'  # torch adds advice that is unsafe
+        raise ValueError(f'checkpoint {path} cannot be read ({reason}): delete it to start again') from e
     load_weights(modules, tensors)
     optimizer.load_state_dict(saved['optimizer'])
     return saved['state']

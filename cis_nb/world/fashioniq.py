@@ -339,7 +339,7 @@ def draw_new(draw, seen: set, category: str) -> Garment:
         if (g := draw()) not in seen:
             seen.add(g)
             return g
-    raise ValueError(f'this world has too few different garments of the category {category}; ask for fewer queries')
+    raise ValueError(f'this world has too few different garments of the category {category}; use fewer queries')
 
 
 def draw_captions(d: Dice, a: Garment, b: Garment) -> tuple:

@@ -1,8 +1,12 @@
 "BLIP as a backbone: the reference forward pass, padding, token ids, a small training, folders without weights."
 
-import gzip, json, sys
+import gzip
+import json
+import sys
 from pathlib import Path
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -205,7 +209,7 @@ def test_most_real_captions_have_the_same_pieces_by_their_ids(file, least):
         return [w for w, _ in cut.pre_tokenize_str(plain.normalize_str(t))]
 
     with gzip.open(data / 'captions' / file, 'rt', encoding='utf-8') as f:
-        texts = [c for c in (normalize_caption(l) for _, l in zip(range(4000), f)) if c]
+        texts = [c for c in (normalize_caption(line) for _, line in zip(range(4000), f)) if c]
     share = np.mean([words(t) == words(decode_ids(bpe(t))) for t in texts])
     assert len(texts) > 3000 and least <= share < 1
 

@@ -1,12 +1,20 @@
 "Weights: published architectures, downloads, damaged files, and the backbones that come with the book."
 
-import copy, http.server, json, os, subprocess, sys, threading, time
-import pytest, torch
+import copy
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import pytest
+import torch
 from safetensors.torch import save_file
 from projects import ROOT
 from cis_nb.backbones import weights
 from cis_nb.backbones.clip import golden_images, golden_texts
-from cis_nb.backbones.loading import load_backbone, save_backbone
+from cis_nb.backbones.loading import load_backbone, load_clip, save_backbone
 from cis_nb.backbones.weights import tiny_folder
 from cis_nb.core.experiment_files import read_params
 from cis_nb.core.store import project_root
@@ -71,7 +79,7 @@ def test_from_file_folder_and_cache(b, published, tmp_path, monkeypatch):
     with torch.no_grad():
         want = b.encode_text(golden_texts)
     for pretrained in (str(published), str(tmp_path), 'default'):
-        got = load_backbone('demo', pretrained, device='cpu')
+        got = load_clip('demo', pretrained, device='cpu')
         with torch.no_grad():
             torch.testing.assert_close(got.encode_text(golden_texts), want)
     assert got.source == 'demo (someone/demo)'
@@ -101,11 +109,11 @@ class Hub(http.server.BaseHTTPRequestHandler):
 CHILD = '''
 import time
 from cis_nb.backbones import weights
-from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.loading import load_clip
 weights.BACKBONES['demo'] = weights.Weights('cis-tiny', 'demo', 'someone/demo', .04, 160, 128, 64, 'gelu')
 for i in range(2):
     start = time.monotonic()
-    try: print('loaded', load_backbone('demo', device='cpu').fingerprint)
+    try: print('loaded', load_clip('demo', device='cpu').fingerprint)
     except FileNotFoundError as e: print('error', e, 'seconds', time.monotonic()-start)
 '''
 

@@ -1,6 +1,8 @@
 "CIRR: released annotations, slow references for every rank, damaged files, submissions."
 
-import copy, json, re
+import copy
+import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -227,7 +229,7 @@ def test_random_features_on_the_released_queries(tmp_path):
 def test_the_released_test_split_is_read_ranked_and_refused(tmp_path):
     c = read_cirr(DATA, 'test1')
     assert (len(c.entries), len(c.files), c.answers) == (4148, 2315, {})
-    with pytest.raises(ValueError, match='only its server knows them'):
+    with pytest.raises(ValueError, match='only its server has them'):
         load_cirr(DATA, 'test1')
     with pytest.raises(FileNotFoundError, match='NLVR2'):
         load_cirr(DATA, 'val')
@@ -376,7 +378,7 @@ def test_answers_beside_a_secret_split(tmp_path):
     )
     for wrong in ({}, [], {**right, '3': 'nowhere'}, {**right, '3': entries[0]['reference']}, {**right, '3': ['x']}):
         path.write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match='answers.test1.json: the answer to pair 3'):
+        with pytest.raises(ValueError, match='answers.test1.json: the target of pair 3'):
             read_cirr(tmp_path, 'test1')
 
 

@@ -1,8 +1,11 @@
 "Caption retrieval by several ground truths: damaged files, slow metrics, COCO captions, the world's true pairs."
 
-import json, random
+import json
+import random
 from itertools import combinations
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.benchmarks.coco_captions import (
@@ -234,7 +237,7 @@ def test_damaged_captions_are_named(tmp_path, text, why):
         ('null', 'not NoneType'),
         ('{}', 'without entries'),
         ('{"1": 1000}', 'expected a list of ids'),
-        ('{"1": []}', 'the list is empty'),
+        ('{"1": []}', 'the list of positives is empty'),
         ('{"x": [1000]}', "'x' is not a number"),
         ('{"1": [1.5]}', '1.5 is not a number'),
         ('{"1": [true]}', 'True is not a number'),
@@ -315,7 +318,7 @@ def test_a_missing_picture_costs_its_captions_and_is_counted():
         54,
         108,
         0.9,
-    ) and 'plain, text to image: 12 queries left out, 0 with fewer right answers' in note
+    ) and 'plain, text to image: 12 queries left out, 0 with fewer positives' in note
     assert all(
         set(v) <= set(truth.right[w][q]) and v and q in (left.images if w == DIRECTIONS[0] else left.texts)
         for w in DIRECTIONS
@@ -344,7 +347,7 @@ def test_the_captions_of_coco_are_read():
     with pytest.raises(ValueError, match='80 of 80 chosen images are not in it'):
         read_coco_captions(data / 'coco_mini/captions_val2017.json', list(train.images))
     found = audit_ground_truth(plain_ground_truth(c), c)
-    assert found['right, mean'].tolist() == [5.0, 1.0]
+    assert found['positives, mean'].tolist() == [5.0, 1.0]
 
 
 @real
@@ -364,7 +367,7 @@ def test_coco_pictures_are_found_in_their_tar_and_evaluated(tmp_path, monkeypatc
     c = read_coco_captions(data / 'coco_mini/captions_val2017.json', name='coco_mini')
     rows, protocols, skipped = evaluate_captions(Mean(), c, data / 'coco_mini', [plain_ground_truth(c)])
     assert len(locate_images(c, data / 'coco_mini')[0]) == 79 and not skipped and len(rows) == 16
-    assert 'partial' not in str(protocols[0]) and 'captions of 5 parts of 15 to 16 pictures' in protocols[2].gallery
+    assert 'partial' not in str(protocols[0]) and 'captions of 5 parts of 15 to 16 images' in protocols[2].gallery
     assert rows[(rows.task == DIRECTIONS[1]) & (rows.metric == 'recall') & (rows.k == 1)].value.iloc[0] < 15
 
 
@@ -427,7 +430,7 @@ def test_the_worlds_truth_is_exact(tmp_path, monkeypatch):
     assert {(i, q) for q, v in truth.right[DIRECTIONS[1]].items() for i in v} == {
         (i, q) for i, v in truth.right[DIRECTIONS[0]].items() for q in v
     }
-    assert audit_ground_truth(truth, c)['written, but not right'].tolist() == [0, 0]
+    assert audit_ground_truth(truth, c)['written, but not positive'].tolist() == [0, 0]
     assert true_images({1: 'a dinosaurless cat'.replace('dinosaurless ', '')}, scenes) == {
         1: [i for i, s in scenes.items() if any(t.category == 'cat' for t in s.things)]
     }

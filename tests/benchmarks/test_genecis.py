@@ -1,6 +1,8 @@
 "GeneCIS templates: released files, crops, damaged files, images that cannot be read."
 
-import gzip, json, os
+import gzip
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -166,16 +168,18 @@ def test_loading_the_released_files_without_their_pictures(tmp_path):
 )
 def test_crop_box(W, H, x, y, w, h, mode):
     try:
-        l, t, r, b = crop_box((W, H), (x, y, w, h), mode=mode)
+        box = crop_box((W, H), (x, y, w, h), mode=mode)
     except ValueError as e:
         assert 'lies outside' in str(e) or 'less than a pixel' in str(e)
         return
-    assert 0 <= l < r <= W and 0 <= t < b <= H
+    left, top, right, bottom = box
+    assert 0 <= left < right <= W and 0 <= top < bottom <= H
     if mode == 'official':
-        left, top = max(0, x - 0.7 * w), max(0, y - 0.7 * h)
-        assert (l, t, r, b) == tuple(int(round(v)) for v in (left, top, min(W, left + 1.7 * w), min(H, top + 1.7 * h)))
+        x0, y0 = max(0, x - 0.7 * w), max(0, y - 0.7 * h)
+        assert box == tuple(int(round(v)) for v in (x0, y0, min(W, x0 + 1.7 * w), min(H, y0 + 1.7 * h)))
     im = crop(Image.new('RGB', (W, H), 'white'), (x, y, w, h), mode=mode)
-    assert im.size == (max(r - l, b - t),) * 2 and np.asarray(im).any(-1).sum() == (r - l) * (b - t)
+    wide, high = right - left, bottom - top
+    assert im.size == (max(wide, high),) * 2 and np.asarray(im).any(-1).sum() == wide * high
 
 
 @pytest.mark.parametrize(

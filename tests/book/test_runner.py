@@ -1,9 +1,13 @@
 "The runner: which results are trusted, what runs again, what survives a failure or a kill."
 
-import json, os, shutil, signal, time
+import json
+import os
+import shutil
+import signal
+import time
 import pandas as pd
 import pytest
-from projects import Project
+from projects import ROOT, Project
 from cis_nb.book import runner as book
 from cis_nb.book.command_line import main
 from cis_nb.core.experiment_files import experiments, read_notebook
@@ -68,6 +72,14 @@ def test_a_parameter_file_that_does_not_fit(project, capsys, name, params, says)
         experiments('quick')
     assert says in str(e.value) and f'01_{name}' in str(e.value)
     assert main(['make', 'quick']) == 2 and 'The book cannot be made' in capsys.readouterr().err
+
+
+def test_a_training_over_an_unknown_backbone_is_refused_before_anything_runs(project):
+    shutil.copy(ROOT / 'nbs' / '05_train.ipynb', project.home / 'nbs')
+    project.write('params/quick/05_train.big.yaml', 'backbone: vit_b31\n')
+    refused = "05_train.big.yaml: backbone: 'vit_b31' is not allowed: known: tiny_xs, .*; did you mean 'vit_b32'"
+    with pytest.raises(ValueError, match=refused):
+        experiments('quick')
 
 
 def test_a_file_for_no_notebook_and_a_profile_that_is_not_there(project):

@@ -1,8 +1,18 @@
 "The run store: kills, races, full disks, damaged folders."
 
-import errno, json, multiprocessing, os, random, shutil, signal, subprocess, sys, time
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-import numpy as np, pytest
+import numpy as np
+import pytest
 from projects import ROOT
 from cis_nb.core import store as core
 from cis_nb.core.report import finish
@@ -422,5 +432,5 @@ def test_every_part_of_the_key_counts(store):
     ]
     assert len(set(folders)) == len(folders)
     assert asked() == folders[0] and asked(code=[manifest]) == asked(code=[fingerprint])  # two of one module
-    with pytest.raises(TypeError, match='whose code can be read'):
+    with pytest.raises(TypeError, match='with readable code'):
         asked(code=['cis_nb.core.store'])

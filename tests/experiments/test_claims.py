@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 import re
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from projects import ROOT
 from cis_nb.experiments import claims as cl
 from cis_nb.benchmarks.genecis_construction import Rules
@@ -40,8 +42,16 @@ def test_a_claim_without_a_test_says_what_kind_of_thing_it_waits_for(tmp_path):
     assert (found['C01'], found['N02'], found['N12']) == (
         'waits for a chapter',
         'waits for data or weights',
-        'not testable here',
+        'tested in the profile full',
     )
+
+
+def test_a_claim_is_not_testable_where_the_full_profile_lacks_its_test(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_PROFILE', 'full')
+    assert cl.judge(planted(8), tmp_path).set_index('id').verdict['N12'] == 'not testable here'
+    monkeypatch.setenv('CIS_PROFILE', 'quick')
+    monkeypatch.setattr(cl, 'TESTING_PAGE', cl.TESTING_PAGE | dict(N12='07_ablations/nothing'))
+    assert cl.judge(planted(8), tmp_path).set_index('id').verdict['N12'] == 'not testable here'
 
 
 def planted(gain):
@@ -62,7 +72,7 @@ def planted(gain):
                     )
                 )
             )
-    return SimpleNamespace(per_query=pd.concat(parts), benchmarks={}, rules=Rules(), root='nowhere')
+    return SimpleNamespace(per_query=pd.concat(parts), tasks={}, rules=Rules(), root='nowhere')
 
 
 def test_claims_follow_planted_numbers(tmp_path):
@@ -76,7 +86,7 @@ def test_a_claim_that_cannot_be_tested_says_why(tmp_path):
     run.per_query = run.per_query[run.per_query.task != 'focus_attribute']
     found = cl.judge(run, tmp_path).set_index('id')
     assert (
-        found.verdict['G03'] == 'not testable here'
+        found.verdict['G03'] == cl.IN_FULL
         and 'Focus Attribute' in found.effect['G03']
-        and found.verdict['G09'] == 'not testable here'
+        and found.verdict['G09'] == cl.IN_FULL
     )

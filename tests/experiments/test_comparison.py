@@ -1,7 +1,9 @@
 "Comparison of methods: paired differences, several seeds, verdicts, tables of the papers."
 
 import math
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from rankings import rows
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import genecis as ev
@@ -106,7 +108,7 @@ def test_verdict(low, high, verdicts):
 def test_averages_of_the_paper_tables_follow_from_their_columns():
     for table in ('genecis_table2', 'genecis_table6'):
         p = cp.paper_numbers(table)
-        one = p[(p.k == 1) & (p.method != 'specific')]
+        one = p[(p.k == 1) & (p.method != 'task_specific')]
         for m, g in one.groupby('method'):
             assert g[g.task != 'mean'].value.mean() == pytest.approx(g[g.task == 'mean'].value.item(), abs=0.06), (
                 table,
@@ -194,15 +196,15 @@ def test_a_seed_that_has_not_answered_all_is_an_error():
 
 def test_summary_has_rows_of_every_seed_and_no_mean_of_half_the_tasks():
     t = pd.concat(
-        [seeded([4, 8], 50).assign(task=k) for k in 'ab'] + [seeded([], 50).assign(method='specific')]
+        [seeded([4, 8], 50).assign(task=k) for k in 'ab'] + [seeded([], 50).assign(method='task_specific')]
     ).assign(protocol='p')
     t['ranks'] = [[r] for r in t['rank']]
     r = ev.summary(t, 'eyes')
     assert (
         set(r.seed[r.method == 'combiner']) == {0, 1}
         and set(r.task[r.method == 'combiner']) == {'a', 'b', 'mean'}
-        and set(r.task[r.method == 'specific']) == {'a'}
+        and set(r.task[r.method == 'task_specific']) == {'a'}
     )
     assert 'of 2 seeds better' in cp.headline(
-        t[t.method != 'specific'], r[r.method != 'specific'], dict(image_text='Image + Text', combiner='C')
+        t[t.method != 'task_specific'], r[r.method != 'task_specific'], dict(image_text='Image + Text', combiner='C')
     )

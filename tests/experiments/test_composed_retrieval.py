@@ -4,7 +4,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from PIL import Image
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import composed_retrieval as cm
@@ -204,7 +207,7 @@ def test_guesses_count_several_right_answers(run):
 
 
 def test_the_submission_is_what_the_server_takes(run):
-    folder, listed = cm.cirr_submission(run.entries[1], run.root)
+    folder, listed = cm.submission(run.entries[1], 'cirr', run.root)
     c = read_cirr(run.root, 'test1')
     assert [s.split(',')[0] for s in listed.score] == ['R@1 100.0', 'R@1 100.0']
     for kind, n in (('recall', 50), ('recall_subset', 3)):

@@ -2,16 +2,23 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from PIL import Image
 from rankings import rows
 from cis_nb.experiments import comparison as cp, examples
 from cis_nb.experiments import genecis as ev
-from cis_nb.retrieval.protocol import Protocol, Task, evaluate
+from cis_nb.experiments.entries import Entry, read_cached
+from cis_nb.experiments.matrix import rank_benchmark, rank_entries, unsolved_tasks
+from cis_nb.retrieval.protocol import Benchmark, Protocol, Task, evaluate
+from cis_nb.api import Unsolved
 from cis_nb.benchmarks.genecis import TASKS
 from cis_nb.methods import baselines as bl
-from cis_nb.methods.task_specific import FocusAttribute, SharedObjects
+from cis_nb.methods.task_specific import FocusAttribute, SharedObjects, TaskSpecific, unknown_names
 
 COLOURS = dict(a=(255, 0, 0), b=(0, 255, 0), c=(0, 0, 255), d=(255, 255, 0), e=(255, 0, 255))
 
@@ -53,10 +60,23 @@ def bench(task='focus_object', gallery=('c', 'b', 'd'), crop='whole image', load
 pytestmark = pytest.mark.usefixtures('store')
 
 
-def test_answers_of_a_training_carry_its_seed():
-    methods = [replace(bl.method('text_only', eyes), name='combiner'), bl.method('image_only', eyes)]
-    found = ev.rankings(methods, {(0, 'focus_object'): bench()}, training=3)
-    assert set(found.seed) == {3} and set(found.method) == {'combiner', 'image_only'}
+def ranked(name, task, draw=0):
+    "The rankings of a task by a baseline."
+    return rank_benchmark(Entry(bl.method(name, eyes)), Benchmark('toy', {task.task: task}, draw=draw))[0]
+
+
+def test_rankings_of_a_training_carry_its_seed_and_those_of_a_draw_its_number():
+    trained = replace(bl.method('text_only', eyes), name='combiner')
+    tasks = ev.draw_benchmarks({(d, 'focus_object'): bench() for d in (0, 2)}, {})
+    found = read_cached(rank_entries([Entry(trained, 3, Path('run'))], tasks))
+    assert set(found.seed) == {3} and set(found.method) == {'combiner'} and found.draw.tolist() == [0, 2]
+
+
+def test_a_task_is_missing_in_the_draw_that_lacks_it():
+    tasks = {(0, 'focus_object'): bench(), (0, 'change_object'): bench('change_object'), (1, 'focus_object'): bench()}
+    first, second = ev.draw_benchmarks(tasks, dict(change_object='lost')).values()
+    assert (list(first.tasks), first.missing, first.draw) == (['focus_object', 'change_object'], {}, 0)
+    assert (list(second.tasks), second.missing, second.draw) == (['focus_object'], dict(change_object='lost'), 1)
 
 
 # --- specific solutions
@@ -65,19 +85,18 @@ def test_answers_of_a_training_carry_its_seed():
 def test_a_name_that_nobody_knows_leaves_the_task_out():
     b = bench()
     lists = SharedObjects(backbone=SimpleNamespace(name='pond', names=['green']))
-    assert ev.unknown_names(lists, b).startswith("1 of 1 queries ask for 'blue'")
-    assert not ev.unknown_names(FocusAttribute(types={'blue': []}, backbone=eyes), b)
+    assert unknown_names(lists, b).startswith("1 of 1 conditions are unknown to the solution, such as 'blue'")
+    assert not unknown_names(FocusAttribute(types={'blue': []}, backbone=eyes), b)
 
 
 def test_without_annotations_there_is_no_specific_solution(tmp_path):
-    found, missing = ev.task_specific_solutions(
-        tmp_path, eyes, {(0, 'focus_object'): bench(), (0, 'focus_attribute'): bench('focus_attribute')}
-    )
-    assert (
-        not found
-        and 'panoptic_val2017.json is missing' in missing['focus_object']
-        and 'VAW' in missing['focus_attribute']
-    )
+    tasks = {(0, t): replace(bench(t), root=tmp_path) for t in ('focus_object', 'focus_attribute')}
+    entry = Entry(TaskSpecific(backbone=eyes))
+    refused = unsolved_tasks([entry], ev.draw_benchmarks(tasks, {})).set_index('task').why
+    assert 'panoptic_val2017.json is missing' in refused.focus_object and 'VAW' in refused.focus_attribute
+    with pytest.raises(Unsolved, match='task_specific can solve no task; leave it out of `methods`: genecis, focus_ob'):
+        rank_entries([entry], ev.draw_benchmarks(tasks, {}))
+    assert rank_entries([entry], {}) == []  # nothing was asked, so nothing was refused
 
 
 # --- which queries are shown
@@ -139,21 +158,15 @@ def test_a_crop_and_a_whole_image_of_the_same_name_stay_apart():
 
 
 def test_answers_do_not_depend_on_the_order_of_the_gallery():
-    methods = [bl.method(m, eyes) for m in ('image_text', 'text_only')]
-    found = [
-        ev.rankings(methods, {(0, 'focus_object'): b})
-        for b in (
-            bench(gallery=('c', 'b', 'd', 'e')),
-            replace(bench(), queries=bench().queries.assign(gallery=[['e', 'd', 'b', 'c']]), images=None, source=None),
-        )
-    ]
-    assert list(found[0]['rank']) == list(found[1]['rank'])
+    other = replace(bench(), queries=bench().queries.assign(gallery=[['e', 'd', 'b', 'c']]), images=None, source=None)
+    for m in ('image_text', 'text_only'):
+        one, two = (ranked(m, b)['rank'].tolist() for b in (bench(gallery=('c', 'b', 'd', 'e')), other))
+        assert one == two
 
 
 def test_a_guess_is_new_on_every_task():
-    bs = {(0, t): bench(t, gallery=('c', 'b', 'd', 'e'), n=50) for t in TASKS[:2]}
-    found = ev.rankings([bl.method('random_scores', eyes)], bs)
-    first, second = (found[found.task == t]['rank'].tolist() for t in TASKS[:2])
+    tasks = [bench(t, gallery=('c', 'b', 'd', 'e'), n=50) for t in TASKS[:2]]
+    first, second = (ranked('random_scores', task)['rank'].tolist() for task in tasks)
     assert first != second and set(first) == {1, 2, 3, 4}
 
 
@@ -161,7 +174,8 @@ def test_an_unreadable_image_makes_the_task_partial():
     b = bench(n=2)
     b.queries.at[1, 'gallery'] = ['c', 'e']
     b = replace(b, images=None, source=None, load=lambda i: None if i == 'e' else Image.new('RGB', (2, 2), COLOURS[i]))
-    found = ev.rankings([bl.method('text_only', eyes)], {(0, 'focus_object'): b})
+    b.ks = (1,)  # of a gallery of two
+    found = ranked('text_only', b)
     assert list(found.query_id) == ['focus_object-0']
 
 
@@ -183,7 +197,7 @@ def test_an_image_that_cannot_be_encoded_makes_the_protocol_partial():
 
 
 def test_no_benchmark_gives_an_empty_table_and_an_empty_summary():
-    found = ev.rankings([bl.method('image_only', eyes)], {})
+    found = read_cached(rank_entries([Entry(bl.method('image_only', eyes))], {}))
     assert found.empty and ev.summary(found, 'eyes').empty and cp.chance(found).empty
 
 

@@ -1,6 +1,7 @@
 "Sweeps: a chapter of ablations runs with a single variant."
 
-import pytest, torch
+import pytest
+import torch
 
 torch.set_num_threads(1)
 
@@ -33,5 +34,5 @@ def test_a_chapter_of_variants_runs_with_one_set(chapter, sets, monkeypatch):
 
     names = run(sets)
     assert list((names.get('run') or names['first']).sets) == sets
-    with pytest.raises(ValueError, match="sets: 'states' is none of full, circo, subset"):
+    with pytest.raises(ValueError, match="sets: 'states' is none of full, subset, circo"):
         run(['states'])

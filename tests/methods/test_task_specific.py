@@ -1,16 +1,21 @@
 "Task-specific solutions: wrong vocabularies, ties, windows at the border, a detector from a folder, a small world."
 
-import os, sys
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.retrieval.metrics import ranks
-from cis_nb.retrieval.protocol import evaluate
+from cis_nb.retrieval.protocol import Benchmark, evaluate, evaluate_benchmark, task_methods
 from cis_nb.benchmarks.genecis import TASKS, read_templates
 from cis_nb.experiments.genecis import load_genecis_tasks, share_images
+from cis_nb.api import Unsolved
 from cis_nb.methods import task_specific as sp
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.methods.baselines import method
@@ -105,7 +110,7 @@ def test_each_query_is_classified_among_the_attributes_of_its_own_type(tiny):
 
 
 def test_an_unknown_type_is_an_error_that_lists_the_known_ones(tiny):
-    with pytest.raises(KeyError, match="1 queries ask for the type 'mood'.*known types: color"):
+    with pytest.raises(KeyError, match="1 queries have the type 'mood'.*known types: color"):
         sp.FocusAttribute(types=dict(color=['red']), backbone=tiny).encode_query(torch.ones(1, 160), ['mood'])
 
 
@@ -118,16 +123,51 @@ def test_the_public_taxonomy_knows_all_released_types_but_one():
     assert asked - set(sp.attribute_types(root)) == {'hair status'}
 
 
-def test_a_root_without_annotations_says_which_file_is_missing(tmp_path, tiny):
-    with pytest.raises(FileNotFoundError, match='attribute_types.json is missing'):
-        sp.solutions(tmp_path, tiny, tasks=['focus_attribute'])
-    with pytest.raises(FileNotFoundError, match='panoptic_val2017.json is missing'):
-        sp.solutions(tmp_path, tiny, tasks=['focus_object'])
+def test_a_task_that_cannot_be_solved_says_why(tmp_path, tasks, tiny):
+    m = sp.TaskSpecific(backbone=tiny)
+    with pytest.raises(Unsolved, match='attribute_types.json is missing'):
+        m.for_task(replace(tasks['focus_attribute'], root=tmp_path))
+    with pytest.raises(Unsolved, match='panoptic_val2017.json is missing'):
+        m.for_task(replace(tasks['focus_object'], root=tmp_path))
+    with pytest.raises(Unsolved, match='genecis/focus_object: `root` is missing'):
+        m.for_task(replace(tasks['focus_object'], root=None))
+    with pytest.raises(Unsolved, match='has no solution; there are solutions of focus_attribute'):
+        m.for_task(replace(tasks['focus_object'], task='subset'))
+
+
+def test_a_name_that_nobody_knows_leaves_its_task_out_and_says_so(tasks, tiny):
+    m, asked = sp.TaskSpecific(backbone=tiny, annotated=True), tasks['focus_object'].queries.condition.to_list()
+    strange = replace(
+        tasks['focus_object'], queries=tasks['focus_object'].queries.assign(condition=['pond', *asked[1:]])
+    )
+    b = Benchmark('genecis', dict(focus_object=strange, change_object=tasks['change_object']))
+    with pytest.warns(
+        UserWarning,
+        match="leaves out 1 of 2 tasks: focus_object: 1 of 20 conditions are unknown to the solution, such as 'pond'",
+    ):
+        per_query, rows = evaluate_benchmark(m, b)
+    assert set(rows.task) == set(per_query.task) == {'change_object'}
+    del b.tasks['change_object']
+    with pytest.raises(Unsolved, match='task_specific_annotations can solve no task of genecis: focus_object: 1 of 20'):
+        evaluate_benchmark(m, b)
+
+
+def test_other_labels_are_another_solution(small, tasks, tiny):
+    b = Benchmark('genecis', tasks)
+    one, other = (task_methods(sp.TaskSpecific(backbone=tiny, annotated=True), b)[0] for _ in range(2))
+    assert {t: m.fingerprint for t, m in one.items()} == {t: m.fingerprint for t, m in other.items()}
+    assert len({m.fingerprint for m in one.values()}) == 3  # the object tasks share theirs
+    predicted = sp.TaskSpecific(backbone=tiny).for_task(tasks['focus_attribute'])
+    assert predicted.fingerprint != one['focus_attribute'].fingerprint
+    labels = sp.Labels(small)
+    labels.positive[0] = ~labels.positive[0]
+    changed = replace(one['focus_attribute'], labels=labels)
+    assert changed.fingerprint != one['focus_attribute'].fingerprint
 
 
 def test_labels_tell_the_attribute_of_the_type_and_the_object(small, tasks, tiny):
     b, said = tasks['change_attribute'], []
-    m = sp.upper_bounds(small, tiny, ['change_attribute'])['change_attribute']
+    m = sp.TaskSpecific(backbone=tiny, annotated=True).for_task(b)
 
     class Ear(TextMemory):
         def __call__(self, texts):
@@ -341,23 +381,23 @@ def test_owlv2_from_a_folder_gives_the_confidences_of_the_package(tmp_path, monk
 
 
 def test_every_task_has_a_solution_and_lists_that_are_told_solve_the_object_tasks(small, tasks, tiny):
-    told = sp.upper_bounds(small, tiny)
-    found = {t: evaluate(told[t], tasks[t])[0] for t in TASKS}
+    told = sp.TaskSpecific(backbone=tiny, annotated=True)
+    found = {t: evaluate(told.for_task(tasks[t]), tasks[t])[0] for t in TASKS}
     assert {t: len(f) for t, f in found.items()} == {t: 20 for t in TASKS}
     for t in ('focus_object', 'change_object'):
         assert (found[t]['rank'] == 1).mean() >= 0.9
 
 
 def test_what_the_detector_does_not_see_the_solution_does_not_find(small, tasks, tiny):
-    told = sp.upper_bounds(small, tiny, ['focus_object'])['focus_object']
+    told = sp.TaskSpecific(backbone=tiny, annotated=True).for_task(tasks['focus_object'])
     told.backbone.there[:] = 0
     assert (evaluate(told, tasks['focus_object'])[0]['rank'] == 15).all()
 
 
 @pytest.mark.e2e
 def test_the_windows_of_tiny_beat_the_sum_on_objects(small, tasks, tiny):
-    specific = sp.solutions(small, tiny, tasks=['focus_object', 'change_object'])
-    shared = share_images({t: tasks[t] for t in specific})  # each image once, for both tasks
+    shared = share_images({t: tasks[t] for t in TASKS[2:]})  # each image once, for both tasks
+    specific = task_methods(sp.TaskSpecific(backbone=tiny), Benchmark('genecis', shared))[0]
 
     def first(m, t):
         return (evaluate(m, shared[t])[0]['rank'] == 1).mean()

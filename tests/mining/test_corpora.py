@@ -1,9 +1,21 @@
 "Masked corpora: unusual captions, damaged files, kills, real captions."
 
-import gzip, json, os, signal, subprocess, sys, textwrap, time, tracemalloc
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import tracemalloc
 from itertools import islice
 from pathlib import Path
-import numpy as np, pandas as pd, pytest, spacy, torch
+import numpy as np
+import pandas as pd
+import pytest
+import spacy
+import torch
 from hypothesis import example, given, settings, strategies as st
 from projects import DATA
 from cis_nb.core.store import store_root
@@ -330,7 +342,7 @@ def test_a_text_that_changes_while_it_is_read(store, monkeypatch):
 
     (store / 'c.txt').write_text(MANY)
     monkeypatch.setattr(C, '_marked', grows)
-    with pytest.raises(ValueError, match='c.txt: changed while it was read; ask again when it is complete'):
+    with pytest.raises(ValueError, match='c.txt: changed while it was read; run again when it is complete'):
         corpus_folder(store / 'c.txt', 'world', portion=10, processes=1)
     assert not list((store_root() / 'corpus').glob('c.txt*')) and not list(
         (store_root() / 'corpus').glob('.partial-*/part-*')

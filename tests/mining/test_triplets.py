@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.mining import triplets as T
@@ -39,7 +41,7 @@ def random_table(seed, n=120, images=30):
 
 
 def rated(path, *lines):
-    path.write_bytes((HEAD + ''.join(l + '\r\n' for l in lines)).encode())
+    path.write_bytes((HEAD + ''.join(line + '\r\n' for line in lines)).encode())
     return path
 
 

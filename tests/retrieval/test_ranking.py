@@ -1,11 +1,21 @@
 "Ranking in chunks equals the definition, tie by tie, however the gallery is cut."
 
-import subprocess, sys
-import numpy as np, pytest, torch
+import subprocess
+import sys
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from cis_nb.retrieval import ranking
 from cis_nb.retrieval.metrics import ranks
-from cis_nb.retrieval.ranking import build_search_index, cosine_scores, rank_gallery, ranking_rates, search_index
+from cis_nb.retrieval.ranking import (
+    build_search_index,
+    cosine_scores,
+    rank_gallery,
+    rank_own_galleries,
+    ranking_rates,
+    search_index,
+)
 
 DEVICES = ['cpu', *(['cuda'] if torch.cuda.is_available() else [])]
 
@@ -141,6 +151,96 @@ class Watched:
     def __getitem__(self, which):
         self.reads.append(len(self.array[which]))
         return self.array[which]
+
+
+def random_own_case(seed):
+    "Integer features that tie; galleries of 1 to 12 rows, some rows twice; several targets, excluded columns."
+    r = np.random.default_rng(seed)
+    Q, N, D = int(r.integers(1, 25)), int(r.integers(5, 40)), int(r.integers(1, 4))
+    q, g = (r.integers(-2, 3, (n, D)).astype(np.float32) for n in (Q, N))
+    galleries = [r.integers(0, N, r.integers(1, 13)).tolist() for _ in range(Q)]
+    targets, excluded = np.full((Q, 3), -1), []
+    for row, gallery in zip(targets, galleries):
+        columns = r.permutation(len(gallery))
+        few = int(r.integers(1, min(len(gallery), 3) + 1))
+        row[r.permutation(3)[:few]] = columns[:few]
+        excluded.append(columns[few : few + int(r.integers(0, 3))].tolist())
+    return torch.from_numpy(q), g, galleries, targets, excluded
+
+
+def own_dots(q, gallery):
+    return (q[:, None] * gallery).sum(-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 15))
+def test_galleries_of_their_own_are_ranked_by_the_definition_in_any_chunks(seed, chunk, k):
+    q, g, galleries, targets, excluded = random_own_case(seed)
+    result = rank_own_galleries(q, g, galleries, targets, excluded, k, own_dots, chunk)
+    k = min(k, max(map(len, galleries)))
+    assert result.top.shape == (len(q), k)
+    for i, gallery in enumerate(galleries):
+        one = ranking.Rankings(result.ranks[[i]], result.top[[i]], result.scores[[i]], result.candidates[[i]])
+        assert_equals_definition(one, (g[gallery] @ q[i].numpy())[None], targets[[i]], [excluded[i]], k)
+
+
+def test_features_of_a_few_queries_are_read_at_a_time():
+    array = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    watched, rows = Watched(array), np.random.default_rng(1).integers(0, 50, (7, 4)).tolist()
+    rank_own_galleries(torch.randn(7, 8), watched, rows, [[0]] * 7, chunk=3)
+    assert watched.reads == [12, 12, 4]
+    huge = Watched(np.broadcast_to(np.ones((1, 2**20), np.float32), (50, 2**20)))
+    rank_own_galleries(torch.ones(3, 2**20), huge, [[0, 1]] * 3, [[0]] * 3)
+    assert huge.reads == [4, 2]  # 16 MB each
+
+
+@pytest.mark.parametrize(
+    'galleries, targets, excluded, message',
+    [
+        ([[1, 2], []], [[0], [0]], None, 'query b: its gallery is empty'),
+        ([[1, 2], [3]], [[0], [-1]], None, 'query b has no target'),
+        ([[1, 2], [3]], [[0], [1]], None, 'query b: a target has column 1 of a gallery of 1 images'),
+        ([[1, 2], [3]], [[1], [0]], [[1], []], 'query a: a target is not among the candidates'),
+        ([[1, 2], [9]], [[1], [0]], None, 'query b: the score of candidate 0 is nan'),
+        ([[1, 2]], [[0]], None, '2 queries, 1 galleries, 1 lists of targets'),
+        ([[1, 2], [3]], [[0], [0]], [[]], '1 lists of excluded columns'),
+    ],
+)
+@pytest.mark.parametrize('chunk', [1, 2])
+def test_own_galleries_that_cannot_be_ranked_are_refused_by_name(galleries, targets, excluded, message, chunk):
+    g = np.ones((10, 4), np.float32)
+    g[9] = np.nan
+    with pytest.raises(ValueError, match=message):
+        rank_own_galleries(torch.ones(2, 4), g, galleries, targets, excluded, chunk=chunk, names=['a', 'b'])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(300, 3000), st.booleans())
+def test_large_and_small_subsets_are_collected_alike(seed, k, chunk, unlucky):
+    "Subsets of most of a chunk share a list of its best cells; an unlucky one holds none of them."
+    r = np.random.default_rng(seed)
+    N, Q = 2500, 6
+    q, g = (torch.from_numpy(r.integers(-99, 100, (n, 2)).astype(np.float32)) for n in (Q, N))
+    targets, excluded = r.integers(0, N, (Q, 1)), [[]] * Q
+    masks = {str(share): r.random(N) < share for share in (0.002, 0.02, 0.3, 0.9)}
+    if unlucky:
+        masks['unlucky'] = (g @ q[0] < 0).numpy()
+    for mask in masks.values():
+        mask[targets] = True
+    found = rank_gallery(q, g, targets, excluded, k, dot_scores, chunk, 'cpu', masks)
+    for name, mask in masks.items():
+        assert_equals_definition(found[name], (q @ g.T).numpy(), targets, excluded, k, mask)
+
+
+def test_a_list_has_targets_last_among_equals_and_no_candidate_that_is_excluded():
+    rng = np.random.default_rng(3)
+    for n, k in [(7, 3), (7, 50), (40, 10), (40, 40)]:
+        S = rng.integers(0, 6, (30, n)).astype(np.float32)
+        T = np.where(rng.random((30, 2)) < 0.7, rng.integers(0, n, (30, 2)), -1)
+        T[:, 0], T[:, 1] = np.abs(T[:, 0]), np.where(T[:, 1] == T[:, 0], -1, T[:, 1])
+        valid = rng.random((30, n)) < 0.9
+        for q, top in enumerate(ranking._top_columns(S, T, valid, k).tolist()):
+            assert top == slow_top(S[q], T[q], valid[q], k)
 
 
 def test_each_chunk_is_read_once_and_targets_before(tmp_path):

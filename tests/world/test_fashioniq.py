@@ -1,6 +1,12 @@
 "The drawn FashionIQ: sentences checked by a second reader, official files, the same bytes everywhere."
 
-import ast, hashlib, json, os, re, subprocess, sys
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,7 +30,7 @@ real = needs_data('fashioniq/captions/cap.dress.val.json')
 @real
 def test_the_drawn_world_stands_beside_the_right_numbers():
     nb = json.loads((ROOT / 'nbs/01_world/08_fashioniq.ipynb').read_text())
-    line = next(l for c in nb['cells'] for l in ''.join(c['source']).splitlines() if l.startswith('real = ('))
+    line = next(text for c in nb['cells'] for text in ''.join(c['source']).splitlines() if text.startswith('real = ('))
     numbers = ast.literal_eval(line.removeprefix('real = '))
     assert [round(float(v), 1) for v in audit_fashioniq(data)['count']] == list(numbers)
 
@@ -194,7 +200,7 @@ def test_the_same_bytes_in_another_process(drawn, tmp_path, hash_seed):
 
 def test_a_world_that_is_too_small_says_so():
     only = Garment('hoodie', '', '', 'plain', '', 'red', '')
-    with pytest.raises(ValueError, match='too few different garments of the category shirt; ask for fewer queries'):
+    with pytest.raises(ValueError, match='too few different garments of the category shirt; use fewer queries'):
         draw_new(lambda: only, {only}, 'shirt')
 
 

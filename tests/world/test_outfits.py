@@ -1,6 +1,8 @@
 "The drawn wardrobe: the same pixels everywhere, correct boxes, clear errors."
 
-import os, subprocess, sys
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,8 +144,8 @@ def test_boxes_hold_what_can_be_seen():
         look = o.draw_outfit(seed)
         image, boxes = o.complex_image(look, 64, seed)
         for i, (p, box) in enumerate(zip(look, boxes)):
-            l, t, r, b = box
-            assert 0 <= l < r <= 64 and 0 <= t < b <= 64
+            left, t, r, b = box
+            assert 0 <= left < r <= 64 and 0 <= t < b <= 64
             changed = (
                 look[:i]
                 + [p.but(colors=('green',) if p.colors[0] != 'green' else ('red',), pattern='plain')]
@@ -153,7 +155,7 @@ def test_boxes_hold_what_can_be_seen():
                 np.abs(np.asarray(o.complex_image(changed, 64, seed)[0]).astype(int) - np.asarray(image)).max(2) > 24
             )
             rows, cols = np.nonzero(other)
-            assert rows.min() >= t - 1 and rows.max() < b + 1 and cols.min() >= l - 1 and cols.max() < r + 1, (
+            assert rows.min() >= t - 1 and rows.max() < b + 1 and cols.min() >= left - 1 and cols.max() < r + 1, (
                 seed,
                 p,
                 box,

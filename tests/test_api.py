@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.colors import is_color_like
@@ -10,11 +11,15 @@ from PIL import Image
 
 from cis_nb import api
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.weights import BACKBONES
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.core.plotting import color
+from cis_nb.core.store import fingerprint, manifest
 from cis_nb.data.image_sources import ImageSource
+from cis_nb.data.roots import dataset_root
+from cis_nb.experiments.composed_retrieval import load_sets
 from cis_nb.methods.baselines import method
-from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark, task_methods
 from cis_nb.train import load_method, make_objective, settings, train_or_load
 
 # small values of the parameters that a configuration may have
@@ -106,27 +111,54 @@ def test_a_method_trains_is_loaded_and_scores(name):
     assert any(p.requires_grad for m in objective.modules.values() for p in m.parameters())
     run = train_or_load(config)
     assert (run / 'history.csv').is_file() and train_or_load(config) == run
+    pieces = api.get('method', name).pieces(make_objective(config), config)
+    assert all(manifest(folder)['seconds'] >= 0 for folder in pieces.values())
     m = load_method(run, 'cpu')
     assert m.fingerprint == load_method(run, 'cpu').fingerprint
     check_method(m)
 
 
-@pytest.mark.parametrize('name', sorted({*api.names('method')} - {*TRAINED, 'specific'}))
+UNTRAINED = sorted({*api.names('method')} - {*TRAINED})
+BY_TASK = [n for n in UNTRAINED if isinstance(api.get('method', n).untrained(MadeUp()), api.MethodByTask)]
+
+
+@pytest.mark.parametrize('name', UNTRAINED)
 def test_a_method_that_learns_nothing_is_made_and_scores(name):
     plugin = api.get('method', name)
     m = plugin.untrained(MadeUp())
     assert plugin.name == m.name == name and plugin.title == m.title
     assert m.fingerprint == plugin.untrained(MadeUp()).fingerprint
-    check_method(m)
-    with pytest.raises(ValueError, match=f"method: '{name}' learns nothing; methods that train: contrastive"):
+    assert isinstance(m, api.Method) != isinstance(m, api.MethodByTask)
+    if isinstance(m, api.Method):
+        check_method(m)
+    with pytest.raises(ValueError, match=f"method: '{name}' has no training; methods with a training: contrastive"):
         settings(dict(method=name))
 
 
-def test_a_method_that_has_to_be_trained_or_made_otherwise_says_so():
-    with pytest.raises(TypeError, match='lincir learns from data: name an experiment'):
+@pytest.mark.parametrize('name', BY_TASK)
+@pytest.mark.e2e
+def test_a_method_by_task_solves_some_tasks_and_refuses_the_others_with_a_reason(name):
+    m, solved = api.get('method', name).untrained(load_backbone('tiny', device='cpu')), 0
+    for b in map(small, api.names('benchmark')):
+        methods, unsolved = task_methods(m, b)
+        assert {*methods, *unsolved} == set(b.tasks) and all(unsolved.values())
+        solved += len(methods)
+        for task, of_task in methods.items():
+            assert isinstance(of_task, api.Method) and (of_task.name, of_task.title) == (m.name, m.title)
+            assert of_task.fingerprint == m.for_task(b.tasks[task]).fingerprint
+        if methods:
+            per_query, rows = evaluate_benchmark(m, b)
+            assert set(rows.method) == {m.name} and set(per_query.task) == set(methods)
+            assert len(per_query) == sum(len(b.tasks[task]) for task in methods)
+        else:
+            with pytest.raises(api.Unsolved, match=f'{m.name} can solve no task of {b.name}: '):
+                evaluate_benchmark(m, b)
+    assert solved
+
+
+def test_a_method_that_has_to_be_trained_says_so():
+    with pytest.raises(TypeError, match='lincir needs a training: name an experiment'):
         api.get('method', 'lincir').untrained(MadeUp())
-    with pytest.raises(TypeError, match='give `specific: true`'):
-        api.get('method', 'specific').untrained(MadeUp())
 
 
 def test_every_method_and_variant_has_a_title_and_a_colour_of_its_own_or_grey():
@@ -151,11 +183,16 @@ def check_method(m):
     assert torch.isfinite(shared).all()
 
 
+def small(name) -> Benchmark:
+    "A small version of a benchmark."
+    return api.get('benchmark', name).load('world', seed=1, **OPTIONS.get(name, {}))
+
+
 @pytest.mark.parametrize('name', api.names('benchmark'))
 def test_a_benchmark_asks_and_aggregates(name):
     plugin = api.get('benchmark', name)
     assert plugin.name == name and plugin.title
-    b = plugin.load('world', seed=1, **OPTIONS.get(name, {}))
+    b = small(name)
     assert isinstance(b, Benchmark) and b.tasks and not set(b.tasks) & set(b.missing)
     assert isinstance(b, api.Benchmark)
     for task in b.tasks.values():
@@ -164,11 +201,79 @@ def test_a_benchmark_asks_and_aggregates(name):
         assert task.ks and list(task.ks) == sorted(set(task.ks)) and task.source.key == task.key != ''
         assert task.source.load(task.images[0]).mode == 'RGB' and set(task.images) <= set(task.source.ids)
         assert all(texts and all(isinstance(t, str) for t in texts) for texts in task.as_queries().texts)
+    for m in plugin.tasks:
+        assert m.metric in b.tasks[m.task].metrics and m.title and m.task_title
     per_query, rows = evaluate_benchmark(method('image_text', MadeUp()), b)
+    assert {(m.task, m.metric) for m in plugin.main.values()} <= set(zip(rows.task, rows.metric))
     assert list(rows.columns) == RESULT_COLUMNS and set(per_query.task) <= set(rows.task)
     assert len(per_query) == sum(map(len, b.tasks.values()))
     assert ((0 <= rows.ci_low) & (rows.ci_low <= rows.value) & (rows.value <= rows.ci_high)).all()
     assert not rows.duplicated(['task', 'metric', 'k']).any()
+
+
+def test_a_task_belongs_to_one_benchmark():
+    tasks = [m.task for name in api.names('benchmark') for m in api.get('benchmark', name).tasks]
+    assert len(tasks) == len(set(tasks)) == len(api.task_metrics()) > 3
+
+
+SERVERS = dict(cirr=36, circo=60)  # CIRCO's server wants fifty images of each query
+
+
+@pytest.mark.parametrize('name', SERVERS)
+def test_a_submission_is_written_counted_and_scored(name, tmp_path):
+    sent = api.get('benchmark', name).submission(dataset_root(name, size=SERVERS[name]))
+    assert fingerprint(sent.made_from)
+    sent.write(method('image_text', MadeUp()), tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert len({sent.count(f) for f in files}) == 1 and sent.count(files[0]) > 0
+    assert all(0 <= value <= 100 for f in files for value in sent.scores(f).values())
+    assert all(sent.scores(f) for f in files)  # the world knows the targets of its test splits
+    files[0].write_text('{}')
+    with pytest.raises(ValueError, match=files[0].name):
+        sent.count(files[0])
+
+
+@pytest.mark.parametrize('name', sorted({*api.names('benchmark')} - {*SERVERS}))
+def test_a_benchmark_without_a_server_says_so(name, tmp_path):
+    with pytest.raises(TypeError, match=f'{name}: the plugin has no server'):
+        api.get('benchmark', name).submission(tmp_path)
+
+
+def test_pages_that_have_its_parameters_can_ask_for_a_benchmark_from_outside(monkeypatch):
+    source = images()
+    queries = pd.DataFrame(dict(query_id=['0', '1'], reference=['0', '1'], condition='is red', targets=[['1'], ['2']]))
+    protocol = Protocol('mine', reference='kept', split='test')
+
+    class Mine(api.BenchmarkPlugin):
+        name = title = 'mine'
+        tasks = (api.MainMetric('Mine R@1', 'mine', 'recall', 1, 'My task'),)
+        parameters = dict(limit='my_queries')
+
+        def load(self, data='world', size=0, seed=0, limit=0):
+            few = Task('mine', 'mine', queries[:limit], source.load, protocol, source.ids, source.ids, 'contracts')
+            return Benchmark('mine', dict(mine=few))
+
+    monkeypatch.setitem(api._in_this_process['benchmark'], 'mine', Mine())
+    page = dict(data='world', world_seed=0, sets=['mine'])
+    found, missing = load_sets(page | dict(my_queries=1))
+    assert [len(t) for t in found['mine'].tasks.values()] == [1] and not missing
+    assert (api.task_title('mine'), api.task_metrics()['mine'].title) == ('My task', 'Mine R@1')
+    with pytest.raises(ValueError, match="sets: 'mine' is none of"):
+        load_sets(page)
+
+
+@pytest.mark.parametrize('name', api.names('backbone'))
+def test_a_backbone_is_registered_by_its_name_and_names_the_method_that_makes_it(name):
+    plugin = api.get('backbone', name)
+    assert isinstance(plugin, api.BackbonePlugin) and plugin.name == name
+    assert plugin.made_by == '' or plugin.made_by in TRAINED
+    config = settings(dict(backbone=name))
+    assert config.backbone == name and config.method == (plugin.made_by or 'lincir')
+    assert config.pretrained == ('none' if plugin.made_by else 'default')
+
+
+def test_every_row_of_weights_is_registered():
+    assert {*api.names('backbone')} == {*BACKBONES, 'blip'}
 
 
 @pytest.mark.parametrize('name', ['tiny', 'tiny_s', 'tiny_xs', 'vit_b32'])
@@ -181,13 +286,31 @@ def test_a_backbone_keeps_its_contract(name):
 
 
 def test_a_backbone_from_outside_is_found_by_name(tmp_path, monkeypatch):
-    module = (
-        'from cis_nb.backbones.loading import load_backbone\n\n\ndef mine(pretrained, *rest):\n    return pretrained'
-    )
+    module = '''
+from cis_nb.api import BackbonePlugin
+
+class Mine(BackbonePlugin):
+    name, made_by = 'mine', 'combiner'
+
+    def load(self, pretrained='default', *rest):
+        return pretrained
+'''
     (tmp_path / 'outside_backbone.py').write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(api.REGISTRY['backbone'], 'mine', 'outside_backbone:mine')
+    monkeypatch.setitem(api.REGISTRY['backbone'], 'mine', 'outside_backbone:Mine')
     assert load_backbone('mine', 'weights') == 'weights'
+    config = settings(dict(backbone='mine'))
+    assert (config.backbone, config.method, config.pretrained) == ('mine', 'combiner', 'none')
+    assert settings(dict(backbone='mine', method='lincir')).pretrained == 'default'
+
+
+@pytest.mark.parametrize('method', ['auto', *TRAINED])
+def test_a_training_refuses_an_unknown_backbone(method):
+    with pytest.raises(ValueError) as e:
+        settings(dict(backbone='vit_b31', method=method), 'some.yaml')
+    said = str(e.value)
+    assert said.startswith("some.yaml: backbone: 'vit_b31' is not allowed: known: tiny_xs, tiny_s, tiny, rn50x4, ")
+    assert said.endswith("; did you mean 'vit_b32'?")
 
 
 def test_a_name_that_is_not_registered_is_refused():

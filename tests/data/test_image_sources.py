@@ -1,0 +1,72 @@
+"Sources of images with broken, missing and doubled images."
+
+import numpy as np
+import pytest
+from PIL import Image
+from cis_nb.core.store import fingerprint
+from cis_nb.data.image_sources import ImageSource, image_files, union
+
+
+def plain(level):
+    return Image.new('RGB', (6, 4), (level, 0, 0))
+
+
+def test_squares_are_made_once_from_images_of_any_mode(store):
+    loaded = []
+    images = dict(grey=Image.new('L', (9, 5), 70), alpha=Image.new('RGBA', (5, 9), (70, 70, 70, 0)), one=plain(70))
+
+    def load(i):
+        loaded.append(i)
+        return images[i]
+
+    source = ImageSource(list(images), load, 'key', 'modes')
+    for _ in range(2):
+        array, index = source.pixels(4)
+    assert loaded == ['grey', 'alpha', 'one'] and array.shape == (3, 3, 4, 4)
+    assert array[index['grey']].tolist() == np.full((3, 4, 4), 70).tolist()
+
+
+def test_an_image_that_cannot_be_read_leaves_no_squares_behind(store):
+    def load(i):
+        if i == 'bad':
+            raise OSError('truncated')
+        return plain(1)
+
+    with pytest.raises(OSError, match='truncated'):
+        ImageSource(['good', 'bad'], load, 'key').pixels(4)
+    array, _ = ImageSource(['good', 'bad'], lambda i: plain(9), 'key').pixels(4)  # made anew, not what was left
+    assert array[0, 0].max() == 9
+
+
+def test_a_selection_keeps_the_squares_of_all(store):
+    source = ImageSource(['a', 'b'], lambda i: plain(1), 'key', packed_squares=lambda size: (size, {'a': 0, 'b': 1}))
+    assert source.only(('b',)).ids == ['b'] and source.only(['b']).pixels(4) == (4, {'a': 0, 'b': 1})
+
+
+@pytest.mark.parametrize('content', [b'', b'no image', b'\xff\xd8\xff\xe0cut'])
+def test_a_file_that_is_no_image_raises(tmp_path, content):
+    (tmp_path / 'a.jpg').write_bytes(content)
+    with pytest.raises(OSError):
+        image_files(['a'], {'a': tmp_path / 'a.jpg'}, None, 'files').load('a')
+
+
+def test_the_key_of_files_follows_names_and_content_not_their_order(tmp_path):
+    for name in 'ab':
+        plain(1).save(tmp_path / f'{name}.png')
+    paths = {name: tmp_path / f'{name}.png' for name in 'ab'}
+
+    def key(paths):
+        return image_files(list(paths), paths, None, 'files').key
+
+    assert key(paths) == key(dict(reversed(paths.items())))
+    assert key(paths) != key({'a': paths['a']}) and key(paths) != key({'a': paths['a'], 'c': paths['b']})
+
+
+def test_an_id_of_several_sources_is_loaded_from_the_last_and_listed_once():
+    first, last = (ImageSource(ids, lambda i, n=n: plain(n), f'k{n}') for n, ids in ((1, ['a', 'b']), (2, ['b', 'c'])))
+    both = union([first, last])
+    assert both.ids == ['a', 'b', 'c']
+    assert [both.load(i).getpixel((0, 0))[0] for i in both.ids] == [1, 2, 2]
+    assert both.key == fingerprint(['k1', 'k2'])
+    with pytest.raises(KeyError):
+        both.load('d')

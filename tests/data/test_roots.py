@@ -1,0 +1,63 @@
+"Folders of data sets: which of several places is taken, and what is said if there is none."
+
+import pytest
+from cis_nb.data.roots import cirr_root, data_root, dataset_root, need_file
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    "A working folder and a folder CIS_DATA."
+    (tmp_path / 'here').mkdir()
+    (tmp_path / 'data').mkdir()
+    monkeypatch.chdir(tmp_path / 'here')
+    monkeypatch.setenv('CIS_DATA', str(tmp_path / 'data'))
+    return tmp_path
+
+
+def test_a_folder_here_goes_before_one_of_the_same_name_in_the_data(places):
+    (places / 'data' / 'photos').mkdir()
+    assert data_root('photos') == (places / 'data' / 'photos').resolve()
+    (places / 'here' / 'photos').mkdir()
+    assert data_root('photos') == (places / 'here' / 'photos').resolve()
+
+
+def test_a_path_from_home_is_expanded(places, monkeypatch):
+    monkeypatch.setenv('HOME', str(places))
+    assert data_root('~/here') == (places / 'here').resolve()
+
+
+@pytest.mark.parametrize('base, said', [(None, 'CIS_DATA is not set'), ('', 'CIS_DATA is not set')])
+def test_without_a_data_folder_the_error_says_so(places, monkeypatch, base, said):
+    monkeypatch.delenv('CIS_DATA') if base is None else monkeypatch.setenv('CIS_DATA', base)
+    with pytest.raises(FileNotFoundError, match=f"corpus 'nowhere': no such folder here, and {said}.*corpus: world"):
+        data_root('nowhere', what='corpus')
+
+
+def test_a_file_is_no_folder(places):
+    (places / 'data' / 'photos').write_text('')
+    with pytest.raises(FileNotFoundError, match='no such folder here'):
+        data_root('photos')
+    assert data_root('photos', files=True).is_file()
+
+
+def test_a_missing_file_without_facts_has_a_short_error(places):
+    with pytest.raises(FileNotFoundError) as e:
+        need_file(places / 'a.json', 'VAW')
+    assert str(e.value) == f'VAW: {places / "a.json"} is missing'
+    assert need_file(places, 'VAW') == places
+
+
+def test_cirr_is_taken_from_the_named_folder_before_the_data_folder(places):
+    (places / 'data' / 'cirr').mkdir()
+    assert cirr_root('anything') == (places / 'data' / 'cirr').resolve()
+    (places / 'here' / 'mine' / 'cirr').mkdir(parents=True)
+    assert cirr_root('mine') == (places / 'here' / 'mine' / 'cirr').resolve()
+
+
+def test_a_benchmark_may_lie_in_a_folder_of_its_layout_or_be_the_folder(places):
+    (places / 'data' / 'coco').mkdir()
+    assert dataset_root('object_composition', 'published') == (places / 'data' / 'coco').resolve()
+    (places / 'here' / 'mine').mkdir()
+    assert dataset_root('coco_captions', 'mine') == (places / 'here' / 'mine').resolve()
+    (places / 'here' / 'mine' / 'coco').mkdir()
+    assert dataset_root('coco_captions', 'mine') == (places / 'here' / 'mine' / 'coco').resolve()
