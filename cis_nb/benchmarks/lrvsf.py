@@ -641,6 +641,7 @@ class EncodedTask:
 @torch.no_grad()
 def encode_task(method, task: LRVSFTask) -> EncodedTask:
     "Embed a task once; images without a feature are left out and the protocol says so."
+    method = method.for_task(task) if hasattr(method, 'for_task') else method
     features = method.encode_gallery(task.source)
     task = task.restrict(features.index)
     q = method.encode_queries(task.as_queries())

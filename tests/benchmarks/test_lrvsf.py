@@ -374,7 +374,7 @@ def test_a_corrupt_jpeg_in_the_gallery_is_skipped_and_counted(tmp_path, store):
 
 
 def test_a_gallery_smaller_than_k_is_refused(data):
-    with pytest.raises(ValueError, match='a gallery of 8 has no R@9; ask for smaller ks'):
+    with pytest.raises(ValueError, match='a gallery of 8 has no R@9; use smaller ks'):
         evaluate(dots(), lrvsf_task(data, distractors=2, ks=(1, 9)))
     lines = rank_growing_gallery(encode_task(dots(), lrvsf_task(data, ks=(1,))), [0, 2, 9])
     rows = growing_gallery_rows(lines, lrvsf_task(data).protocol, ks=(1, 7, 15))
