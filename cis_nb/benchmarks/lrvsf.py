@@ -9,7 +9,7 @@ __all__ = ['LRVSF_CATEGORIES', 'DISTRACTOR_CATEGORIES', 'IMAGE_TYPES', 'LRVSF_SP
            'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark',
            'lrvsf_benchmark', 'distractor_steps', 'EncodedTask', 'encode_task', 'ColumnView', 'rank_growing_gallery',
            'growing_gallery_rows', 'convert_bootstrap', 'BootstrapIds', 'read_bootstrap', 'draw_bootstrap',
-           'bootstrap_scores', 'bootstrap_summary', 'LRVSFPlugin']
+           'bootstrap_scores', 'bootstrap_summary', 'count_simple_images', 'LRVSFPlugin']
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0e633385
 import io
@@ -155,7 +155,7 @@ def _reject_shared_products(simple: pd.DataFrame, complex_: pd.DataFrame, path):
         where = ' and '.join(sorted(twice.SPLIT[twice.PRODUCT_ID == product]))
         raise ValueError(f'{path}: product {product!r} is in {where}; splits must not share a product')
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #cb8e5824
 def _reject_incomplete(simple: pd.DataFrame, complex_: pd.DataFrame, path):
     "A product has at least one simple and one complex image."
     have, worn = set(simple.PRODUCT_ID), set(complex_.PRODUCT_ID)
@@ -166,7 +166,7 @@ def _reject_incomplete(simple: pd.DataFrame, complex_: pd.DataFrame, path):
                 'a product needs a simple and a complex one'
             )
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #2d2d8244
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #66c370e1
 def read_products(root, split: str = 'test') -> ProductImages:
     "The metadata of the products of a split; no image is opened."
     g, q = _split_names(split)
@@ -182,7 +182,7 @@ def read_products(root, split: str = 'test') -> ProductImages:
     tables = [t.drop(columns='SPLIT').rename(columns=_NAMES).reset_index(drop=True) for t in (simple, complex_)]
     return ProductImages(split, tables[0].drop(columns='type'), tables[1])
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #aad6a5f9
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #6e264516
 def product_pairs(p: ProductImages) -> pd.DataFrame:  # product, category, caption1, caption2, simple, complex
     "One row per product with its one simple and its one complex image, sorted by product."
     for kind, table in (('simple', p.simple), ('complex', p.complex)):
@@ -196,7 +196,7 @@ def product_pairs(p: ProductImages) -> pd.DataFrame:  # product, category, capti
     )
     return pairs.sort_values('product', ignore_index=True)
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #07a07204
 def _reject_query_products(others: pd.DataFrame, p: ProductImages, path):
     "A distractor is no image and no product of the queries."
     images, known = {*p.simple.image, *p.complex.image}, set(p.simple['product'])
@@ -226,7 +226,7 @@ def read_distractors(root, p: ProductImages) -> pd.DataFrame:  # id, image, cate
     rows = pd.concat(parts)
     return pd.DataFrame(dict(id=rows.index.map(str), image=rows.URL.to_numpy(), category=rows.CATEGORY.to_numpy()))
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0f28ce07
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0c81fa8d
 class ParquetImages:
     "JPEG files in columns of Parquet files, by id; a few row groups are in memory."
 
@@ -259,7 +259,7 @@ class ParquetImages:
                 self.kept.popitem(last=False)
             return self.kept[path, g, column][row].as_py()
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #46967d0e
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #cdd9185c
 def _reject_outside(path, name: str):
     if relative_fault(name):
         raise ValueError(f'{path}: member {name!r} is named outside its folder; the tar is not to be trusted')
@@ -289,7 +289,7 @@ def shard_samples(path):
         except (TarError, EOFError) as e:
             raise ValueError(f'{path}: tar cut short or damaged ({type(e).__name__}); get the file again') from None
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #bc4463fa
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #1786b3a4
 def white_square(image: Image.Image, size: int) -> np.ndarray:  # (3,size,size) uint8
     "An image padded with white to a square, the odd pixel right or below, then scaled bilinearly."
     w, h = image.size
@@ -297,7 +297,7 @@ def white_square(image: Image.Image, size: int) -> np.ndarray:  # (3,size,size) 
     canvas.paste(image.convert('RGB'), ((max(w, h) - w) // 2, (max(w, h) - h) // 2))
     return np.asarray(canvas.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #70fa82f6
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #be664d0a
 _SHARD_COLUMNS = ['product', 'image', 'type', 'category', 'caption1', 'caption2']
 
 
@@ -319,7 +319,7 @@ def _shard_rows(sample: dict, path) -> list:
         raise ValueError(f'{path}: product {product!r} has no simple image; a product needs a simple and a complex one')
     return rows
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #3a18b755
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #b740581a
 def _decoded(rows: list, size: int, skipped: Skipped) -> list:
     "(row, square) of the images of a product that can be read; [] unless a simple and a complex one is left."
     out = []
@@ -334,7 +334,7 @@ def _decoded(rows: list, size: int, skipped: Skipped) -> list:
     skipped.add('product without a readable simple and complex image', rows[0][0]['product'])
     return []
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #aacc7fe8
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #86c131c4
 def _pack_shards(folder: Path, paths: list, size: int):
     "The squares of all shards in one file, their rows, and what was skipped."
     skipped, table, seen = Skipped(), [], {}
@@ -350,7 +350,7 @@ def _pack_shards(folder: Path, paths: list, size: int):
     pd.DataFrame(table, columns=_SHARD_COLUMNS).to_parquet(folder / 'images.parquet')
     (folder / 'skipped.json').write_text(json.dumps(skipped))
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d5444cbf
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #2ae133fe
 @dataclass
 class TrainingImages:
     "The images of the products of a split as squares; row `i` of `squares` is row `i` of `table`."
@@ -374,7 +374,7 @@ class TrainingImages:
         chosen = [[some[rng.integers(len(some))] for some in self.rows[self.products[i]]] for i in ids]
         return tuple(np.array(chosen).T)
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #8ef32c3a
 def training_images(root, split: str = 'train', size: int = 224) -> TrainingImages:
     "The products of `TRAIN/*.tar`, or of `VALID/prods.tar`, as squares of `size` pixels; packed on first use."
     folder = lrvsf_folder(root)
@@ -394,7 +394,7 @@ def training_images(root, split: str = 'train', size: int = 224) -> TrainingImag
     squares = np.memmap(packed / 'squares.u8', np.uint8, 'r', shape=(len(table), 3, size, size))
     return TrainingImages(table, squares, Skipped(read_json(packed / 'skipped.json')), packed)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #44b51f3b
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #98a49f92
 @dataclass
 class LRVSF:
     "A split to be searched: products, distractors in their order, and the images of both."
@@ -431,7 +431,7 @@ def _with_images(folder: Path, split, pairs, distractors, files: ParquetImages, 
     source = ImageSource(ids, lambda i: _open(i, files, tars), fingerprint(['lrvsf', stats]), f'lrvsf-{split}')
     return LRVSF(split, pairs, distractors, source, present)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #71d285d0
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #9b8ced05
 def _val_images(folder: Path) -> tuple:  # address -> Place, rows of the distractors
     "The images of `VALID/`, and the metadata of its distractors in the order of the files."
     places, rows = {}, []
@@ -458,7 +458,7 @@ def _val_distractors(rows: list, p: ProductImages, folder: Path) -> pd.DataFrame
     _reject_query_products(t, p, folder / 'VALID')
     return t.rename(columns=dict(URL='image', CATEGORY='category'))[['id', 'image', 'category']]
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #fd59b6bf
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #fa6f7338
 def _test_pack(folder: Path) -> LRVSF:
     "The later test pack."
     path, files = folder / 'products.parquet', ParquetImages()
@@ -490,7 +490,7 @@ def _test_pack(folder: Path) -> LRVSF:
     distractors = pd.concat(parts, ignore_index=True)
     return _with_images(folder, 'test', pairs, distractors.assign(id=distractors.index.map(str)), files, {})
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #476bd573
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #021f1c98
 def read_lrvsf(root, split: str = 'test') -> LRVSF:
     "The val or test split, in the published layout or (test) as the later test pack."
     one_of('split', split, ('val', 'test'))
@@ -507,7 +507,7 @@ def read_lrvsf(root, split: str = 'test') -> LRVSF:
         distractors = read_distractors(folder, p)
     return _with_images(folder, split, pairs, distractors, files, tars)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d5c90a75
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5d1ea656
 LRVSF_CONDITIONS = dict(category='category', text='caption1')  # task -> column
 
 
@@ -536,14 +536,14 @@ class LRVSFTask(Task):
     distractors: list = field(default_factory=list)  # images, in the order in which galleries grow
     distractor_ids: list = field(default_factory=list)  # the ids that bootstrap subsets name
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #eb9d598a
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #da126a50
 def _first_distractors(data: LRVSF, n: int) -> pd.DataFrame:
     "The first `n` distractors, all of them for 0."
     if n < 0 or n > len(data.distractors):
         raise ValueError(f'distractors = {n}; the {data.split} split has {len(data.distractors)}; 0 takes all')
     return data.distractors[: n or None]
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #636bd89e
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d3ad45f9
 def lrvsf_task(
     data: LRVSF, condition: str = 'category', distractors: int = 0, prompt: str = '{condition}', ks=(1, 5, 10, 20, 50)
 ) -> Task:
@@ -580,7 +580,7 @@ def lrvsf_task(
     )
     return task.restrict(data.present)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5b4fecf6
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #7b1a7896
 def category_hits(per_query: pd.DataFrame, category_of: dict, targets: dict) -> np.ndarray:  # (Q,) of 0 and 1
     "Does the first image have the category of the target? `targets`: query id -> image."
     firsts = [category_of[top[0]] for top in per_query.top]
@@ -593,7 +593,7 @@ def _row(hits, per_query: pd.DataFrame, metric: str, k: int, seed: int, **labels
     found = dict(seed=seed, metric=metric, k=k, value=100 * v, ci_low=100 * low, ci_high=100 * high, n=len(hits))
     return labels | found
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #be44f1a4
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d505bc2b
 class LRVSFBenchmark(Benchmark):
     "R@K and Cat@1 of both tasks."
 
@@ -615,7 +615,7 @@ def lrvsf_benchmark(root, split: str = 'test', conditions=tuple(LRVSF_CONDITIONS
     data = read_lrvsf(root, split)
     return LRVSFBenchmark('lrvsf', {c: lrvsf_task(data, c, **options) for c in conditions})
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d4ef5057
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #ee021d87
 def distractor_steps(n: int, first: int = 1000) -> list:
     "0; 1, 2, 5 times powers of ten from `first` to nine tenths of `n`; `n`. The published steps for two million."
     steps = [m * first * 10**e for e in range(12) for m in (1, 2, 5)]
@@ -647,7 +647,7 @@ def encode_task(method, task: LRVSFTask) -> EncodedTask:
     q = method.encode_queries(task.as_queries())
     return EncodedTask(task, method, q, features, {i: c for c, i in enumerate(task.shared_gallery)})
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #c7808f0d
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #6c799f3d
 class ColumnView:
     "Some rows of a feature array (N,D), repeats allowed, read when they are asked for; neighbours as one slice."
 
@@ -680,7 +680,7 @@ def _growing_masks(e: EncodedTask, columns: np.ndarray, steps) -> dict:
     position = np.array([order.get(e.task.shared_gallery[c], -1) for c in columns])  # products: -1
     return {n: position < n for n in steps}
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #344af819
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #ad1cd6ec
 def _groups(e: EncodedTask, filtered: bool) -> list:
     "(queries, columns) that are ranked together: everything, or one category at a time."
     Q, N = len(e.q), len(e.task.shared_gallery)
@@ -694,7 +694,7 @@ def _groups(e: EncodedTask, filtered: bool) -> list:
     of_query = np.array([e.task.category_of[t] for (t,) in e.task.queries.targets])
     return [(np.flatnonzero(of_query == c), np.flatnonzero(gallery == c)) for c in np.unique(of_query)]
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #1689699d
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #4d16a6c6
 @torch.no_grad()
 def rank_growing_gallery(e: EncodedTask, steps: list = None, filtered: bool = False) -> pd.DataFrame:
     """Ranks for the first n distractors of each step from one pass: a line per query and step.
@@ -722,7 +722,7 @@ def _hits(e: EncodedTask, lines: pd.DataFrame) -> np.ndarray:
     targets = dict(zip(e.task.queries.query_id, e.task.queries.targets.str[0]))
     return category_hits(lines.assign(top=[[i] for i in lines['first']]), e.task.category_of, targets)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #9edd819a
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #9f9c19ef
 def growing_gallery_rows(lines: pd.DataFrame, protocol: Protocol, ks=(1,), seed: int = 0, **labels) -> pd.DataFrame:
     "Result rows of `rank_growing_gallery` with a column `distractors`: R@K where a gallery is large enough, Cat@1."
     rows = []
@@ -734,7 +734,7 @@ def growing_gallery_rows(lines: pd.DataFrame, protocol: Protocol, ks=(1,), seed:
             rows.append(_row(some.category_hit.to_numpy(), some, 'cat_acc', 1, seed, **given))
     return pd.DataFrame(rows).reindex(columns=[*RESULT_COLUMNS, 'distractors'])
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5d3cdd29
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #9c049084
 def _latin1(text: str, encoding: str) -> bytes:
     "How pickles of protocol 2 hold bytes."
     if encoding != 'latin1':
@@ -760,7 +760,7 @@ class _IdsUnpickler(pickle.Unpickler):
             raise ValueError(f'it names {module}.{name}, which is no list of ids; it is not to be trusted')
         return super().find_class(module, name)
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #620983d1
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5ff286e9
 def _plain_ids(value):
     "Lists of lists of ids, as text."
     if isinstance(value, (list, tuple, np.ndarray)):
@@ -785,7 +785,7 @@ def convert_bootstrap(path, to=None) -> Path:
     to.write_text(json.dumps(plain))
     return to
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d8fd436a
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #7998a500
 @dataclass
 class BootstrapIds:
     "Subsets of ids, as many of each kind."
@@ -806,7 +806,7 @@ def _check_subsets(found, path) -> dict:
             raise ValueError(f'{path}: {name} must be {folds} lists of ids that are not empty, as many as test_subsets')
     return {name: [[str(i) for i in some] for some in lists] for name, lists in found.items()}
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #2a47b576
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #14625e8b
 def read_bootstrap(path) -> BootstrapIds:
     "The bootstrap subsets of a JSON file; a pickle is refused."
     path = need_file(path, **LRVSF_DATA)
@@ -831,7 +831,7 @@ def draw_bootstrap(
     others = {s: [rng.choice(task.distractor_ids, s).tolist() for _ in range(folds)] for s in sizes}
     return BootstrapIds(drawn, others, f'drawn with seed {seed}')
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #2166dea8
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #28f14ea3
 def _known(wanted, known: dict, what: str) -> list:
     "Columns of ids; ValueError for an id that the task never had."
     if lost := next((i for i in wanted if i not in known), None):
@@ -862,7 +862,7 @@ def _fold_scores(e: EncodedTask, drawn: Counter, others: list, ks) -> list:
         scores.append(('cat_acc', 1, _hits(e, lines)))
     return [(metric, k, 100 * float(np.average(hit, weights=weights))) for metric, k, hit in scores]
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #20c716e3
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #706b5870
 @torch.no_grad()
 def bootstrap_scores(e: EncodedTask, ids: BootstrapIds, ks=(1,)) -> pd.DataFrame:  # distractors, fold, metric, k, value
     "R@K and Cat@1 of each subset, without distractors and with each size (E9 of the published evaluation)."
@@ -881,7 +881,17 @@ def bootstrap_summary(scores: pd.DataFrame) -> pd.DataFrame:  # distractors, met
     by = scores.groupby(['distractors', 'metric', 'k'], sort=False).value
     return by.agg(mean='mean', std='std', folds='size').reset_index()
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #e5a26b77
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #76486bdc
+def count_simple_images(root) -> pd.DataFrame:  # category, train, val, test, test_distractors
+    "Simple images by category and split, with a total (Table 3)."
+    simple = _tables(lrvsf_folder(root))[0][0]
+    counts = {s: simple.CATEGORY[simple.SPLIT == _split_names(s)[0]].value_counts() for s in LRVSF_SPLITS}
+    counts['test_distractors'] = read_distractors(root, read_products(root)).category.value_counts()
+    table = pd.DataFrame(counts).reindex(DISTRACTOR_CATEGORIES).fillna(0).astype(int)
+    table.loc['Total'] = table.sum()
+    return table.rename_axis('category').reset_index()
+
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #6c26ccaf
 class LRVSFPlugin(BenchmarkPlugin):
     "LRVS-F: referred visual search by category and by text."
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SPLIT_EIGHTHS', 'SplitProduct', 'DRAWN', 'LRVSF_SIDE', 'DrawnAddress', 'NON_CLOTHING', 'THINGS_ON_WHITE',
-           'LRVSF_SPLITS', 'GALLERY_SPLIT', 'QUERY_SPLIT', 'DISTRACTOR_SHARES', 'product_split', 'split_product',
-           'split_outfit', 'split_products', 'simple_address', 'worn_address', 'is_drawn', 'parse_address',
-           'partial_image', 'thing_cloth', 'thing_image', 'drawn_jpeg', 'drawn_image', 'visible_boxes_of', 'image_row',
-           'simple_row', 'complex_row', 'product_rows', 'distractor_row', 'write_product_tar', 'write_distractor_tar',
+           'GALLERY_SPLIT', 'QUERY_SPLIT', 'DISTRACTOR_SHARES', 'product_split', 'split_product', 'split_outfit',
+           'split_products', 'simple_address', 'worn_address', 'is_drawn', 'parse_address', 'partial_image',
+           'thing_cloth', 'thing_image', 'drawn_jpeg', 'drawn_image', 'visible_boxes_of', 'image_row', 'simple_row',
+           'complex_row', 'product_rows', 'distractor_row', 'write_product_tar', 'write_distractor_tar',
            'write_image_parquet', 'bootstrap_draws', 'write_lrvsf_products', 'write_lrvsf', 'lrvsf_root']
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #49e5f5b4
@@ -175,8 +175,7 @@ def visible_boxes_of(url: str, size: int = LRVSF_SIDE) -> dict:
     with _drawing:
         return dict(zip(a.numbers, complex_image([Product(n) for n in a.numbers], size, a.photo)[1]))
 
-# %% ../../nbs/01_world/12_lrvsf.ipynb #cb8a6fbe
-LRVSF_SPLITS = ('train', 'val', 'test')
+# %% ../../nbs/01_world/12_lrvsf.ipynb #c208e147
 GALLERY_SPLIT = dict(train='train', val='val_gallery', test='test_gallery')  # SPLIT of simple images
 QUERY_SPLIT = dict(train='train', val='val_query', test='test_query')  # SPLIT of complex images
 

@@ -26,6 +26,7 @@ from cis_nb.benchmarks.lrvsf import (
     bootstrap_summary,
     check_conditions,
     convert_bootstrap,
+    count_simple_images,
     distractor_steps,
     draw_bootstrap,
     encode_task,
@@ -248,6 +249,14 @@ def test_white_padding_puts_the_odd_pixel_right_or_below(w, h):
     side = len(a)
     assert (right - left, bottom - top) == (w, h) and len(black) == w * h
     assert (left, top) == ((side - w) // 2, (side - h) // 2)
+
+
+def test_simple_images_are_counted_by_category_and_split(tmp_path):
+    h = Hand()
+    h.simple.append(dict(h.simple[0], SPLIT='train', URL='x', PRODUCT_ID='7'))
+    h.complex.append(dict(h.complex[0], SPLIT='train', URL='y', PRODUCT_ID='7'))
+    t = count_simple_images(h.write(tmp_path / 'lrvsf')).set_index('category')
+    assert t.loc['Bags'].tolist() == [1, 0, 3, 1] and t.loc['Total'].tolist() == [1, 0, 6, 9]
 
 
 # Bad input

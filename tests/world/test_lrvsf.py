@@ -43,6 +43,7 @@ def pixels_hash(urls):
     return hashlib.sha256(b''.join(np.asarray(drawn_image(u)).tobytes() for u in urls)).hexdigest()
 
 
+@pytest.mark.e2e
 def test_images_are_the_same_in_any_order_thread_and_process():
     urls = addresses()
     shuffled = random.Random(0).sample(urls, len(urls))
