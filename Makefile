@@ -72,4 +72,4 @@ clean:
 	find reports -mindepth 1 -maxdepth 1 -not -name README.md -not -name reference -exec rm -rf {} +
 
 constraints: $(READY)   # the versions that installations use; by hand, now and then
-	$(PY) -m uv pip compile setup.py --extra dev --extra detect --universal --python-version 3.10 --no-header --no-annotate --quiet -o constraints.txt --upgrade
+	$(PY) -m uv pip compile setup.py --extra dev --extra detect --extra dedup --universal --python-version 3.10 --no-header --no-annotate --quiet -o constraints.txt --upgrade

@@ -235,7 +235,7 @@ def requirements() -> dict:
     "Name -> requirement, of all that settings.ini asks for on this machine."
     config = ConfigParser(delimiters=['='], interpolation=None)
     config.read(ROOT / 'settings.ini', encoding='utf-8')
-    keys = ('requirements', 'detect_requirements', 'dev_requirements')
+    keys = ('requirements', 'detect_requirements', 'dedup_requirements', 'dev_requirements')
     every = [Requirement(line) for key in keys for line in config['DEFAULT'][key].splitlines() if line.strip()]
     return {canonicalize_name(r.name): r for r in every if r.marker is None or r.marker.evaluate()}
 

@@ -1,0 +1,435 @@
+"Construction of LRVS-Fashion: addresses, labels, captions, near-duplicates, splits."
+
+import builtins
+import io
+from importlib.util import find_spec
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from PIL import Image
+from projects import DATA, needs_data
+
+from cis_nb.backbones.features import l2_normalize
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.benchmarks import lrvsf_construction as lc
+
+seeds = st.integers(0, 10**6)
+quiet = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RULES = {'shop.example': r'/p/(?P<product>\d+)', 'fr.shop.example': r'[?&]id=(?P<product>\w+)'}
+
+
+def needs_package(name):
+    "Marks a test that uses a package of the extra `dedup`."
+    return pytest.mark.skipif(find_spec(name) is None, reason=f'the package {name} is not installed')
+
+
+needs_lsh, needs_hashes = needs_package('datasketch'), needs_package('imagehash')
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    'url, product, reason',
+    [
+        ('https://shop.example/p/17/2.jpg', 'shop.example/17', ''),
+        ('HTTP://CDN.Shop.Example:8080/p/17?x=1#top', 'shop.example/17', ''),
+        ('https://shop.example/%70/17', 'shop.example/17', ''),
+        ('https://fr.shop.example/p/17?id=A9', 'fr.shop.example/A9', ''),  # the longest domain
+        ('https://img.fr.shop.example/p/17', '', 'no product id'),
+        ('https://shop.example.evil.example/p/17', '', 'unknown domain'),
+        ('https://myshop.example/p/17', '', 'unknown domain'),
+        ('//shop.example/p/17', '', 'not a URL'),
+        ('javascript:alert(17)', '', 'not a URL'),
+        ('https://[shop.example/p/17', '', 'not a URL'),
+        ('https://shop.example:99999/p/17', '', 'not a URL'),
+        ('', '', 'not a URL'),
+        (None, '', 'not a URL'),
+        (float('nan'), '', 'not a URL'),
+        (b'https://shop.example/p/17', '', 'not a URL'),
+    ],
+)
+def test_product_of_an_address(url, product, reason):
+    found = lc.product_ids([url], RULES).iloc[0]
+    assert (found['product'], found.reason) == (product, reason)
+
+
+def test_unknown_domains_are_shown_by_name():
+    found = lc.product_ids(['https://a.example/1', 'https://a.example/2', 'https://shop.example/p/3'], RULES)
+    assert found[found.reason == 'unknown domain'].domain.value_counts().to_dict() == {'a.example': 2}
+
+
+def test_an_optional_group_that_did_not_match_is_no_product():
+    found = lc.product_ids(['https://a.example/p'], {'a.example': r'/p(?:/(?P<product>\d+))?'})
+    assert list(found.reason) == ['no product id']
+
+
+@pytest.mark.parametrize('pattern, words', [('(', 'no regular expression'), (r'/(\d+)', 'needs a group')])
+def test_a_bad_rule_names_its_domain(pattern, words):
+    with pytest.raises(ValueError, match=f'rule of shop.example.*{words}'):
+        lc.product_ids([], {'shop.example': pattern})
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=150, **quiet)
+def test_no_text_breaks_the_reading_of_addresses(text):
+    for url in (text, f'https://{text}', f'https://shop.example/{text}'):
+        found = lc.product_ids([url], RULES).iloc[0]
+        assert (found['product'] == '') == (found.reason != '')
+
+
+def test_the_shops_of_the_world_fit_their_rules():
+    urls = [u.format(product=1234, shot=s) for u in lc.SHOP_URLS.values() for s in (0, 7, 42)]
+    found = lc.product_ids(urls, lc.WORLD_RULES)
+    assert set(found.reason) == {''} and found['product'].nunique() == len(lc.SHOP_URLS)
+    assert set(found.domain) == set(lc.SHOP_URLS) == set(lc.WORLD_RULES)
+
+
+# --- files
+
+
+def jpeg(seed=0):
+    rng = np.random.default_rng(seed)
+    image = Image.fromarray(rng.integers(0, 255, (6, 6, 3), np.uint8)).resize((48, 48))
+    return lc.jpeg_bytes(image)
+
+
+def test_corrupt_files_are_skipped_and_counted(store):
+    files = [jpeg(0), jpeg(1)[:200], b'<html>', b'', jpeg(2)]
+    found = lc.embed_files(files, load_backbone('tiny'))
+    assert found.ids == [0, 4] and found.counts == {'encoded': 2, 'skipped': 3}
+    assert sorted(found.skipped.id) == [1, 2, 3] and found.skipped.reason.str.len().min() > 0
+
+
+def test_no_readable_file_is_an_error(store):
+    with pytest.raises(ValueError, match='none of 2 images could be read'):
+        lc.embed_files([b'', b'x'], load_backbone('tiny'))
+
+
+# --- labels
+
+
+@given(seeds, st.integers(2, 5))
+@settings(max_examples=25, **quiet)
+def test_the_gradient_of_the_loss(seed, n_classes):
+    rng = np.random.default_rng(seed)
+    z, onehot = np.c_[rng.normal(size=(12, 3)), np.ones(12)], np.eye(n_classes)[rng.integers(0, n_classes, 12)]
+    at, step = rng.normal(size=4 * n_classes), rng.normal(size=4 * n_classes)
+    gradient = lc.logistic_loss(at, z, onehot, 0.3)[1]
+    two = [lc.logistic_loss(at + h * step, z, onehot, 0.3)[0] for h in (1e-5, -1e-5)]
+    assert gradient @ step == pytest.approx((two[0] - two[1]) / 2e-5, rel=1e-4, abs=1e-6)
+
+
+def blobs(seed=0, n=60):
+    "Three well separated clouds with their names."
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, n)
+    return rng.normal(size=(n, 4)) + 6 * np.eye(4)[labels], np.array(list('abc'))[labels]
+
+
+def test_the_classifier_does_not_depend_on_the_order_of_rows():
+    x, labels = blobs()
+    shuffled = np.random.default_rng(1).permutation(len(x))
+    one = lc.fit_classifier(x, labels, 'abc').probabilities(x)
+    two = lc.fit_classifier(x[shuffled], labels[shuffled], 'abc').probabilities(x)
+    np.testing.assert_allclose(one, two, atol=1e-3)
+    assert (lc.fit_classifier(x, labels, 'abc').predict(x) == labels).all()
+
+
+def test_one_label_is_enough_and_a_class_without_examples_is_not_predicted():
+    x, labels = blobs()
+    assert set(lc.fit_classifier(x[:1], labels[:1], 'abc').predict(x)) == {labels[0]}
+    two = labels != 'c'
+    assert 'c' not in lc.fit_classifier(x[two], labels[two], 'abc').predict(x[two])
+
+
+@pytest.mark.parametrize(
+    'x, labels, words',
+    [
+        (np.zeros((0, 2)), [], 'at least one'),
+        (np.zeros((2, 2)), ['a'], '2 embeddings and 1 labels'),
+        (np.full((1, 2), np.nan), ['a'], 'NaN'),
+        (np.zeros((1, 2)), ['z'], "label: 'z' is none of a, b"),
+    ],
+)
+def test_what_cannot_be_fitted(x, labels, words):
+    with pytest.raises(ValueError, match=words):
+        lc.fit_classifier(x, labels, 'ab')
+
+
+@pytest.mark.parametrize('strategy', lc.STRATEGIES)
+def test_active_learning_asks_for_each_row_once_and_never_for_held_out_ones(strategy):
+    x, labels = blobs()
+    run = lc.active_learning(x, labels, 'abc', 8, 5, strategy, seed=3)
+    asked = np.concatenate(run.asked)
+    assert len(set(asked)) == 40 == run.curve.labels.iloc[-1]
+    assert not set(asked) & set(run.held_out) and len(asked) + len(run.held_out) == len(x)
+    complete = lc.complete_labels(run, x, labels)
+    assert (complete[asked] == labels[asked]).all()
+    other = lc.active_learning(x, labels, 'abc', 8, 5, strategy, seed=3)
+    assert other.curve.equals(run.curve)
+
+
+def test_only_labels_that_were_asked_for_are_used():
+    x, labels = blobs()
+    run = lc.active_learning(x, labels, 'abc', 5, 4, seed=1)
+    hidden = labels.copy()
+    hidden[np.setdiff1d(np.arange(len(x)), np.concatenate(run.asked))] = 'a'
+    again = lc.active_learning(x, hidden, 'abc', 5, 4, seed=1)
+    assert [list(a) for a in again.asked] == [list(a) for a in run.asked]
+    np.testing.assert_array_equal(again.classifier.weights, run.classifier.weights)
+
+
+def test_margin_sampling_asks_for_what_is_undecided():
+    p = np.array([[0.9, 0.1, 0], [0.4, 0.35, 0.25], [0.5, 0.5, 0], [0.34, 0.33, 0.33]])
+    assert list(lc.margin_order(p, None)) == [2, 3, 1, 0]
+
+
+@pytest.mark.parametrize('per_round, rounds', [(0, 3), (30, 2), (5, 0), (-5, -2)])
+def test_rounds_must_fit_the_rows(per_round, rounds):
+    x, labels = blobs()
+    with pytest.raises(ValueError, match='must be from 1 to 40 labels'):
+        lc.active_learning(x, labels, 'abc', per_round, rounds)
+
+
+# --- near-duplicates
+
+
+def near_hashes(seed, n=40, bits=64):
+    "Random hashes, some of them again with a few bits changed."
+    rng = np.random.default_rng(seed)
+    first = rng.random((n, bits)) < 0.5
+    return np.r_[first, first[: n // 2] ^ (rng.random((n // 2, bits)) < rng.random((n // 2, 1)) * 0.4)]
+
+
+@needs_lsh
+@given(seeds, st.integers(0, 32))
+@settings(max_examples=40, **quiet)
+def test_lsh_equals_the_definition(seed, most):
+    hashes = near_hashes(seed)
+    pairs = lc.hash_pairs(hashes, most)
+    np.testing.assert_array_equal(pairs, lc.hash_pairs_slow(hashes, most))
+    assert set(map(tuple, pairs)) <= set(map(tuple, lc.hash_candidates(hashes, most)))
+
+
+@needs_lsh
+def test_lsh_compares_few_pairs():
+    hashes = np.random.default_rng(0).random((400, 64)) < 0.5
+    assert len(lc.hash_candidates(hashes, 3)) < 0.01 * len(lc.all_pairs(400))
+
+
+@pytest.mark.parametrize('most', [-1, 33, 64])
+def test_bounds_of_the_hash_threshold(most):
+    with pytest.raises(ValueError, match=f'most = {most}: must be from 0 to 32 of 64 bits'):
+        lc.hash_pairs(near_hashes(0), most)
+
+
+@given(seeds, st.floats(0.05, 1), st.integers(1, 40))
+@settings(max_examples=40, **quiet)
+def test_the_embedding_index_equals_the_definition(seed, least, block):
+    rng = np.random.default_rng(seed)
+    x = np.asarray(l2_normalize(rng.normal(size=(30, 4))), np.float32)
+    x[15:25] = x[:10]
+    np.testing.assert_array_equal(lc.embedding_pairs(x, least, block), lc.embedding_pairs_slow(x, least))
+
+
+def test_a_pair_at_the_threshold_is_found():
+    x = np.array([[1, 0], [0.6, 0.8], [0.6, 0.8]], np.float32)
+    exact = lc.pair_cosines(x, np.array([[0, 1]]))[0]
+    assert len(lc.embedding_pairs(x, exact)) == 3
+    assert lc.embedding_pairs(x, np.nextafter(exact, 1)).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize('least', [0, -1, 1.5, float('nan')])
+def test_bounds_of_the_cosine_threshold(least):
+    with pytest.raises(ValueError, match='a cosine above 0 and at most 1'):
+        lc.embedding_pairs(np.eye(3), least)
+
+
+@pytest.mark.parametrize('x', [2 * np.eye(3), np.full((2, 3), np.nan), np.zeros((2, 3))])
+def test_embeddings_must_have_length_one(x):
+    with pytest.raises(ValueError, match='length one'):
+        lc.embedding_pairs(x, 0.9)
+
+
+@needs_lsh
+def test_both_tests_in_either_order_give_the_same_pairs():
+    rng = np.random.default_rng(4)
+    hashes, x = near_hashes(4), np.asarray(l2_normalize(rng.normal(size=(60, 3))), np.float32)
+    pairs = lc.near_duplicates(hashes, x, 12, 0.3)
+    by_cosine = lc.embedding_pairs(x, 0.3)
+    other = by_cosine[lc.hamming_distances(hashes, by_cosine) <= 12]
+    assert len(pairs) and pairs.tolist() == other.tolist()
+
+
+@needs_lsh
+@pytest.mark.parametrize('n', [0, 1])
+def test_no_pairs_among_no_rows(n):
+    assert lc.hash_pairs(np.zeros((n, 64), bool), 4).shape == (0, 2)
+    assert lc.embedding_pairs(np.eye(2)[:n], 0.5).shape == (0, 2)
+
+
+@needs_hashes
+def test_perceptual_hashes_do_not_see_size_and_compression():
+    image = lc.worn_image(lc.draw_products(1, 5)[0], 3, 128)[0]
+    small, poor = image.resize((90, 90)), Image.open(io.BytesIO(lc.jpeg_bytes(image, 30)))
+    other = lc.worn_image(lc.draw_products(1, 6)[0], 40, 128)[0]
+    hashes = lc.perceptual_hashes([image, small, poor, other])
+    d = lc.hamming_distances(hashes, np.array([[0, 1], [0, 2], [0, 3]]))
+    assert hashes.shape == (4, 64) and max(d[:2]) <= 6 < 12 < d[2]
+
+
+@pytest.mark.parametrize('package, use', [('imagehash', 'perceptual_hashes'), ('datasketch', 'hash_candidates')])
+def test_an_extra_that_is_not_installed_is_named(package, use, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *a, **kw):
+        if name.split('.')[0] == package:
+            raise ImportError(name)
+        return real(name, *a, **kw)
+
+    monkeypatch.setattr(builtins, '__import__', without)
+    given_ = ([],) if use == 'perceptual_hashes' else (np.zeros((2, 64), bool), 2)
+    with pytest.raises(ImportError, match=rf'package {package}: pip install "cis_nb\[dedup\]"'):
+        getattr(lc, use)(*given_)
+
+
+def test_copies_within_a_product_and_across_products_are_kept_apart():
+    groups = lc.duplicate_groups(6, [(0, 1), (2, 1), (4, 5)])
+    assert groups[0] == groups[1] == groups[2] != groups[3] and groups[4] == groups[5] != groups[3]
+    reasons = lc.duplicate_reasons(groups, ['a', 'a', 'b', 'a', 'c', 'c'])
+    assert list(reasons) == ['', lc.WITHIN, lc.ACROSS, '', '', lc.WITHIN]
+
+
+@given(seeds)
+@settings(max_examples=40, **quiet)
+def test_one_row_of_each_group_stays(seed):
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(0, 20, (rng.integers(0, 25), 2))
+    groups = lc.duplicate_groups(20, pairs[pairs[:, 0] != pairs[:, 1]])
+    reasons = lc.duplicate_reasons(groups, rng.choice(list('abc'), 20))
+    stays = pd.Series(reasons == '').groupby(groups).agg(['sum', 'first'])
+    assert (stays['sum'] == 1).all() and stays['first'].all()
+    for i, j in pairs:
+        assert groups[i] == groups[j]
+
+
+# --- captions
+
+
+def test_empty_captions_are_skipped_and_counted():
+    clip = load_backbone('tiny')
+    image = np.asarray(l2_normalize(clip.encode_text(['a red ball']).detach()))
+    lists = [['', None, 'a green house', 'a red ball', '\ud800']]
+    chosen, skipped = lc.choose_captions(image, lists, clip)
+    assert chosen.captions[0] == ['a red ball', 'a green house']
+    assert chosen.similarities[0] == sorted(chosen.similarities[0], reverse=True)
+    counts = {'empty caption': 1, 'caption that is not text': 1, 'caption that is not UTF-8': 1}
+    assert skipped.counts() == counts
+
+
+def test_an_image_without_a_usable_caption_is_counted():
+    clip = load_backbone('tiny')
+    chosen, skipped = lc.choose_captions(np.eye(2, clip.D), [[], [' ']], clip)
+    assert chosen.captions.tolist() == [[], []]
+    assert skipped.counts()['image without a usable caption'] == 2
+
+
+# --- products and splits
+
+
+def labelled(seed=0, n=60):
+    "Rows of random products."
+    rng, rows = np.random.default_rng(seed), []
+    for k in range(n):
+        category = rng.choice(['Bags', 'Feet', lc.NON_CLOTHING], p=[0.5, 0.4, 0.1])
+        for complexity, most in zip(lc.COMPLEXITIES, (3, 4, 2)):
+            for shot in range(rng.integers(0, most)):
+                named = '' if complexity != 'SIMPLE' else lc.NON_CLOTHING if shot > 1 else category
+                rows.append((f's/{k}', complexity, named, ''))
+    table = pd.DataFrame(rows, columns=['product', 'complexity', 'category', 'duplicate'])
+    table.loc[rng.random(len(table)) < 0.05, 'product'] = ''
+    table.loc[rng.random(len(table)) < 0.05, 'complexity'] = ''
+    table.loc[rng.random(len(table)) < 0.05, 'duplicate'] = lc.WITHIN
+    return table
+
+
+@given(seeds)
+@settings(max_examples=30, **quiet)
+def test_every_row_is_used_or_counted_and_no_product_is_in_two_splits(seed):
+    rows = labelled(seed)
+    made = lc.construct(rows, dict(test={'Bags': 4, 'Feet': 2}, val={'Bags': 1}), 0.3, seed)
+    assert len(made.rows) + sum(made.left_out.values()) == len(rows)
+    assert made.rows.groupby('product').split.nunique().max() == 1 and set(made.rows.split) <= set(lc.SPLITS)
+    assert (made.rows['product'] != '').all() and (rows.duplicate[made.rows.index] == '').all()
+    chosen = made.rows[made.rows.split.isin(['val', 'test'])]
+    for _, mine in chosen.groupby('product'):
+        assert sorted(mine.complexity) == ['COMPLEX', 'SIMPLE'] and mine.category[mine.complexity == 'SIMPLE'].all()
+    train = made.rows[made.rows.split == 'train']
+    assert len(lc.product_table(train)) == train['product'].nunique()
+    assert not (made.rows.category[made.rows.split.isin(['train', 'val', 'test'])] == lc.NON_CLOTHING).any()
+    distractors = made.rows[made.rows.split.str.endswith('distractors')]
+    assert set(distractors.complexity) <= {'SIMPLE'}
+    n_test = chosen[chosen.split == 'test']['product'].nunique()
+    assert n_test + made.lacking.get('test', 0) == 6
+
+
+def test_counts_in_the_layout_of_table_3():
+    rows = pd.DataFrame(
+        [('s/1', 'SIMPLE', 'Bags', 'train'), ('s/1', 'SIMPLE', 'Bags', 'train'), ('s/1', 'COMPLEX', '', 'train')]
+        + [('s/2', 'SIMPLE', lc.NON_CLOTHING, 'test_distractors')],
+        columns=['product', 'complexity', 'category', 'split'],
+    )
+    counts = lc.simple_counts(rows)
+    assert list(counts.index) == [*lc.CATEGORIES, lc.NON_CLOTHING, 'Total'] and list(counts) == list(lc.SPLITS)
+    assert counts.train['Bags'] == counts.train['Total'] == 2
+    assert counts.test_distractors[lc.NON_CLOTHING] == 1 and counts.to_numpy().sum() == 6
+
+
+def test_a_product_without_a_simple_image_is_left_out_and_counted():
+    rows = pd.DataFrame([('s/1', 'COMPLEX', '', '')], columns=['product', 'complexity', 'category', 'duplicate'])
+    made = lc.construct(rows, {})
+    assert len(made.rows) == 0 and made.left_out == {'worn image of a product without a simple one': 1}
+
+
+def test_a_drawn_crawl_has_all_faults_and_copies_of_both_kinds():
+    crawl = lc.draw_crawl(['Bags'] * 12, ['Feet'] * 20 + [lc.NON_CLOTHING] * 20, 5)
+    found = lc.product_ids(crawl.table.url, lc.WORLD_RULES)
+    assert len(crawl.table) == len(crawl.truth) and set(found.reason) >= {'', 'unknown domain'}
+    copies = np.flatnonzero(crawl.truth.original != np.arange(len(crawl.truth)))
+    origin = crawl.truth.original[copies].to_numpy()
+    known = (found['product'][copies].to_numpy() != '') & (found['product'][origin].to_numpy() != '')
+    same = found['product'][copies].to_numpy()[known] == found['product'][origin].to_numpy()[known]
+    assert same.any() and not same.all()
+
+
+# --- real photographs
+
+
+def test_a_folder_without_the_table_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match='clothing.csv is missing'):
+        lc.read_clothing(tmp_path)
+
+
+def test_reading_the_clothing_layout(tmp_path):
+    (tmp_path / 'images').mkdir()
+    for name in ('a', 'b'):
+        (tmp_path / 'images' / f'{name}.jpg').write_bytes(jpeg())
+    text = 'image,sender_id,label\na,7,Shirt\nb,007,Pants\nc,8,Shirt\na,9,Skip\n'
+    (tmp_path / 'clothing.csv').write_text(text)
+    found = lc.read_clothing(tmp_path)
+    assert found[['name', 'sender', 'label']].to_numpy().tolist() == [['a', '7', 'Shirt'], ['b', '007', 'Pants']]
+    assert found.image[0] == jpeg() and len(lc.read_clothing(tmp_path, 1)) == 1
+
+
+@needs_lsh
+@needs_hashes
+@needs_data('clothing')
+def test_lsh_equals_the_definition_on_photographs():
+    clothes = lc.read_clothing(DATA / 'clothing', 500)
+    hashes = lc.perceptual_hashes([lc.open_photo(data) for data in clothes.image])
+    for most in (4, 8):
+        np.testing.assert_array_equal(lc.hash_pairs(hashes, most), lc.hash_pairs_slow(hashes, most))
+    assert len(lc.hash_pairs(hashes, 10)) > 0
