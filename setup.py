@@ -39,7 +39,11 @@ setup(
     packages=find_packages(include=[cfg['lib_name'], cfg['lib_name'] + '.*']),
     package_data={cfg['lib_name']: ['paper/*.csv', 'assets/**/*']},
     install_requires=lines('requirements'),
-    extras_require={'dev': lines('dev_requirements'), 'detect': lines('detect_requirements')},
+    extras_require={
+        'dev': lines('dev_requirements'),
+        'detect': lines('detect_requirements'),
+        'sentences': lines('sentences_requirements'),
+    },
     entry_points={
         'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"],
         'console_scripts': [f"cis-book={cfg['lib_name']}.book.command_line:main"],

@@ -2,7 +2,12 @@
 
 The packages are in `tests/plugin`. A book of three experiments is made in an environment that has them."""
 
-import json, re, shutil, subprocess, sys, venv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,12 @@
 "Training runs: a folder of photographs, defaults, names of runs, missing weights, fine-tuning of another run."
 
-import json, os, subprocess, sys
-import numpy as np, pandas as pd, pytest
+import json
+import os
+import subprocess
+import sys
+import numpy as np
+import pandas as pd
+import pytest
 from PIL import Image
 from cis_nb import train as T
 from cis_nb.core.experiment_files import defaults, read_notebook

@@ -8,7 +8,8 @@ __all__ = ['CONFIG_FIELDS', 'SPECIAL_TOKENS', 'BLIP_FILES', 'BlipVision', 'BlipM
            'load_blip']
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #c21104eb
-import json, re
+import json
+import re
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path

@@ -9,9 +9,11 @@ __all__ = ['golden_texts', 'DTYPES', 'TOLERANCES', 'Preprocessor', 'golden_image
            'golden_features', 'feature_error', 'check_golden']
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #4ccb7367
-import contextlib, hashlib
+import contextlib
+import hashlib
 from pathlib import Path
-import numpy as np, torch
+import numpy as np
+import torch
 from fastcore.basics import patch
 from PIL import Image
 from open_clip.transform import image_transform_v2, PreprocessCfg

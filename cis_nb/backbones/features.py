@@ -7,11 +7,16 @@ __all__ = ['l2_normalize', 'Features', 'fill_blocks', 'precision', 'image_featur
            'TextMemory']
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #de4bdd1f
-import io, json, os, warnings
+import io
+import json
+import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 import torch.nn.functional as F
 from PIL import Image
 from ..core.report import progress

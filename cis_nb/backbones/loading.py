@@ -8,7 +8,8 @@ __all__ = ['load_clip', 'load_backbone', 'text_backbone', 'half_weights', 'save_
 # %% ../../nbs/04a_backbones/04_loading.ipynb #886a9878
 import json
 from pathlib import Path
-import open_clip, torch
+import open_clip
+import torch
 from safetensors.torch import save_file
 from .. import api
 from .blip import load_blip

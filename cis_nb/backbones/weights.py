@@ -9,11 +9,15 @@ __all__ = ['BACKBONES', 'HUB_FILE', 'OWN_FILE', 'ConvStem', 'cis_tiny', 'cis_tin
            'check_weights_file', 'weights_file']
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #a562b189
-import contextlib, json, logging
+import contextlib
+import json
+import logging
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-import open_clip, timm, torch
+import open_clip
+import timm
+import torch
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
 from safetensors import safe_open
 from timm.models import register_model

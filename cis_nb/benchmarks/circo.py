@@ -13,7 +13,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries
 from ..data.image_sources import ImageSource, image_files

@@ -9,7 +9,8 @@ __all__ = ['CIRR_SPLITS', 'CIRR_ANNOTATIONS', 'CIRR_IMAGES', 'CIRR_TASKS', 'CIRR
            'write_cirr_submission', 'score_cirr_submission', 'cirr_ranked_lists']
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #0ff207b6
-import json, re
+import json
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath

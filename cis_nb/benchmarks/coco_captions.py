@@ -12,11 +12,14 @@ __all__ = ['COCO_CAPTIONS', 'DIRECTIONS', 'KARPATHY', 'EXTENDED_TRUTHS', 'TRUTH_
            'evaluate_captions', 'evaluate_rankings', 'caption_task', 'captions_benchmark', 'CocoCaptionsPlugin']
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #1bfe2a8a
-import io, json, os
+import io
+import json
+import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task

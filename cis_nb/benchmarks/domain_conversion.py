@@ -12,7 +12,8 @@ __all__ = ['DOMAIN_SOURCE', 'DOMAIN_IMAGES', 'STEP', 'REAL', 'NAMES', 'ASKING', 
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.metrics import METRICS

@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from ..api import BenchmarkPlugin, MainMetric
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,

@@ -9,7 +9,10 @@ __all__ = ['TASKS', 'TITLES', 'SCENES', 'KINDS', 'RELEASED', 'GENECIS_IMAGES', '
            'GeneCISBenchmark', 'genecis_benchmark', 'show_template']
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #c4d986b0
-import gzip, hashlib, json, math
+import gzip
+import hashlib
+import json
+import math
 from collections import Counter, defaultdict
 from pathlib import Path
 import numpy as np

@@ -8,7 +8,8 @@ __all__ = ['COCO', 'PANOPTIC_FILES', 'VAW', 'condition_name', 'Scenes', 'mask_ar
            'index_labels', 'build_attribute', 'violations', 'build_genecis', 'GeneCISPlugin', 'read_built']
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #26a1e9ee
-import json, re
+import json
+import re
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from itertools import chain

@@ -11,11 +11,16 @@ __all__ = ['CAPTION_METRICS', 'COLOUR_WORDS', 'l2_normalize_array', 'retrieval_r
            'diverse_queries']
 
 # %% ../../nbs/02b_benchmarks/08_image_text.ipynb #4ca8816b
-import json, re, time
+import json
+import re
+import time
 from bisect import bisect_left
 from collections import Counter
 from pathlib import Path
-import faiss, numpy as np, pandas as pd, torch
+import faiss
+import numpy as np
+import pandas as pd
+import torch
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol
 from ..retrieval.metrics import ranks
 from ..core.store import fingerprint, stored

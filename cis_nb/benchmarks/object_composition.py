@@ -9,10 +9,12 @@ __all__ = ['COMPOSITION_SPLITS', 'FILE', 'COMPOSITION_IMAGES', 'FIELDS', 'BAND',
            'composition_benchmark', 'ObjectCompositionPlugin']
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #41c369d8
-import io, math
+import io
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from PIL import Image, ImageDraw
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import Benchmark, Protocol, Task

@@ -6,7 +6,11 @@
 __all__ = ['module_of', 'test_files', 'tests_of', 'changed_files', 'changed_modules', 'reached', 'run_checks', 'main']
 
 # %% ../../nbs/10_book/03_checks.ipynb #e501147a
-import argparse, os, re, subprocess, sys
+import argparse
+import os
+import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path

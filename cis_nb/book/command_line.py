@@ -6,7 +6,14 @@
 __all__ = ['make', 'main']
 
 # %% ../../nbs/10_book/02_command_line.ipynb #0efb862d
-import argparse, difflib, json, os, shutil, subprocess, sys, time
+import argparse
+import difflib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from filelock import FileLock, Timeout
 from .runner import cores, done, readme, run, snakemake
 from .site import site

@@ -7,7 +7,13 @@ __all__ = ['last_parameters', 'depends', 'environment', 'runnable', 'execute', '
            'leaves_receipt', 'done', 'run', 'threads', 'cores', 'snakemake', 'contents', 'readme']
 
 # %% ../../nbs/10_book/00_runner.ipynb #5a760f8f
-import json, os, re, shutil, sys, time, traceback
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import traceback
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.util import find_spec

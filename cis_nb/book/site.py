@@ -12,7 +12,14 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPE
            'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
-import base64, json, posixpath, re, shutil, subprocess, sys, time
+import base64
+import json
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import time
 from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec

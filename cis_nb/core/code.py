@@ -7,7 +7,14 @@ __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'module_file', 'import_c
            'held_state']
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
-import ast, hashlib, importlib.util, io, json, sys, tokenize, types
+import ast
+import hashlib
+import importlib.util
+import io
+import json
+import sys
+import tokenize
+import types
 from functools import lru_cache, partial
 from pathlib import Path
 import numpy as np

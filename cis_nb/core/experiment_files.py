@@ -7,7 +7,10 @@ __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'no
            'skipped_by_tests', 'Experiment', 'experiments', 'receipt_path', 'parameters', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
-import ast, json, os, re
+import ast
+import json
+import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 import yaml

@@ -6,7 +6,9 @@
 __all__ = ['checked', 'one_of', 'seed_all', 'pick_device']
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #136c12b7
-import difflib, random, re
+import difflib
+import random
+import re
 import numpy as np
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #10154743

@@ -7,7 +7,9 @@ __all__ = ['PALETTE', 'MARKS', 'WIDTH', 'DPI', 'STYLE', 'PAD', 'LINE', 'color', 
            'show_strip', 'forest']
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #90d1046d
-import base64, io, textwrap
+import base64
+import io
+import textwrap
 import numpy as np
 import matplotlib
 from matplotlib.colors import is_color_like

@@ -6,7 +6,12 @@
 __all__ = ['progress', 'peak_memory_bytes', 'show_table', 'show_finding', 'finish']
 
 # %% ../../nbs/00a_core/04_report.ipynb #78628796
-import html, os, re, sys, textwrap, time
+import html
+import os
+import re
+import sys
+import textwrap
+import time
 from functools import lru_cache
 from pathlib import Path
 

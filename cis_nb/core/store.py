@@ -6,11 +6,21 @@
 __all__ = ['project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'manifest', 'stored']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
-import errno, hashlib, json, os, platform, re, shutil, sys, time, warnings
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import warnings
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-import importlib.util, numpy as np
+import importlib.util
+import numpy as np
 from filelock import FileLock
 from .code import code_version
 

@@ -8,7 +8,15 @@ __all__ = ['IMAGE_KEYS', 'IMAGE_SUFFIXES', 'SPLIT_ALIASES', 'FOLDER_LAYOUTS', 'S
            'Photos', 'signature', 'read_photos']
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #2decb0d8
-import csv, gzip, hashlib, io, json, os, re, tarfile, zlib
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+import zlib
 from collections import defaultdict
 from copy import deepcopy
 from functools import lru_cache

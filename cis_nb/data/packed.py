@@ -7,7 +7,10 @@ __all__ = ['FORMATS', 'MAX_ASPECT', 'open_photo', 'center_square', 'pack_rows', 
            'evaluation_photos']
 
 # %% ../../nbs/00b_data/02_packed.ipynb #afabfe5b
-import io, json, os, warnings
+import io
+import json
+import os
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 

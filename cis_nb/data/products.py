@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SIMPLE_COLUMNS', 'COMPLEX_COLUMNS', 'white_square', 'resized_white_square', 'Pair', 'check_products', 'ProductPairs',
-           'white_squares']
+           'white_squares', 'packed_source']
 
 # %% ../../nbs/00b_data/06_products.ipynb #bc27811f
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ def resized_white_square(image: Image.Image, size: int) -> np.ndarray:  # (3,siz
     "The same in `size` pixels a side, bilinear (published evaluation)."
     square = white_square(image)
     square = square if square.width == size else square.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(square).transpose(2, 0, 1)
+    return np.array(square).transpose(2, 0, 1)
 
 # %% ../../nbs/00b_data/06_products.ipynb #26abebe3
 class Pair(NamedTuple):
@@ -131,3 +131,13 @@ def white_squares(images: ImageSource, size: int) -> tuple:  # array (N,3,size,s
         inputs=[images.key],
     )
     return np.load(folder / 'images.npy', mmap_mode='r'), {i: row for row, i in enumerate(images.ids)}
+
+
+def packed_source(images: ImageSource, size: int) -> ImageSource:
+    "The same images, read from their packed white squares."
+    array, index = white_squares(images, size)
+
+    def load(i):
+        return Image.fromarray(array[index[i]].transpose(1, 2, 0))
+
+    return ImageSource(images.ids, load, fingerprint([images.key, 'white squares', size]), images.name)

@@ -18,7 +18,9 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 from IPython.display import HTML
 from ..api import method_style
 from ..benchmarks.genecis import TASKS

@@ -10,10 +10,14 @@ __all__ = ['TEMPLATES', 'VOCABULARIES', 'GRAMMARS', 'world_concepts', 'read_conc
            'SearleConfig', 'SearlePlugin']
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #99caf695
-import json, os, re
+import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from ..api import Plugin, TrainingConfig

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Callable
-import numpy as np, open_clip, torch
+import numpy as np
+import open_clip
+import torch
 import torch.nn.functional as F
 from PIL import Image
 from ..api import Plugin, Style

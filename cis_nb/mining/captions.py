@@ -16,13 +16,23 @@ __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_R
            'error_cause', 'missed_relations', 'full_pipeline', 'one_by_one', 'in_batches', 'cpu_seconds', 'parse_rates']
 
 # %% ../../nbs/03_mining/01_captions.ipynb #17738602
-import gzip, hashlib, json, os, re, time, zlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import time
+import zlib
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
-import numpy as np, pandas as pd, pyarrow as pa, pyarrow.parquet as pq, spacy
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import spacy
 import cis_nb
 from ..core.parameters import one_of
 from ..core.report import progress

@@ -10,7 +10,16 @@ __all__ = ['MAX_TOKENS', 'INVISIBLE', 'MARK', 'KEYS', 'NOUN_POS', 'GAP', 'NUM_RU
            'mask_captions', 'Corpus']
 
 # %% ../../nbs/03_mining/03_corpora.ipynb #d651705d
-import gzip, hashlib, json, os, random, re, threading, time, zipfile, zlib
+import gzip
+import hashlib
+import json
+import os
+import random
+import re
+import threading
+import time
+import zipfile
+import zlib
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -19,7 +28,11 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Callable, NamedTuple
-import ftfy, numpy as np, open_clip, spacy, torch
+import ftfy
+import numpy as np
+import open_clip
+import spacy
+import torch
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress

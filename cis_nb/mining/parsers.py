@@ -10,10 +10,12 @@ __all__ = ['POS_CODES', 'UNUSED_COMPONENTS', 'PUBLISHED_PIPELINE', 'INSTALL_HINT
            'world_grammar_component', 'world_parser']
 
 # %% ../../nbs/03_mining/00_parsers.ipynb #51cf6c08
-import os, re
+import os
+import re
 from functools import lru_cache
 from pathlib import Path
-import numpy as np, spacy
+import numpy as np
+import spacy
 from spacy.language import Language
 from spacy.tokens import Doc
 from thinc.api import NumpyOps, get_current_ops, set_current_ops

@@ -13,14 +13,19 @@ __all__ = ['RATINGS_FILE', 'NON_VISUAL_RATINGS', 'DEPICTION_RATINGS', 'WRITTEN_R
            'time_sampling', 'triplet_rates']
 
 # %% ../../nbs/03_mining/02_triplets.ipynb #cb1ae338
-import json, re, subprocess, sys, time
+import json
+import re
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 from scipy.sparse import csr_array
 from ..core.parameters import one_of
 from ..core.report import peak_memory_bytes, progress

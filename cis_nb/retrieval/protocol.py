@@ -8,7 +8,9 @@ __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'resu
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
 from dataclasses import asdict, dataclass, field, replace
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 from ..core.store import fingerprint
 from .metrics import METRICS, ranks
 from .ranking import rank_gallery

@@ -6,10 +6,17 @@
 __all__ = ['Rankings', 'cosine_scores', 'rank_gallery', 'ranking_rates', 'build_search_index', 'search_index']
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #4f6b9d6e
-import json, shutil, subprocess, sys, tempfile, time
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 import torch.nn.functional as F
 from ..core.report import peak_memory_bytes, progress
 

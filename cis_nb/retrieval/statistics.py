@@ -7,7 +7,8 @@ __all__ = ['Difference', 'bootstrap_ci', 'paired_bootstrap', 'families_of']
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #081020a3
 from collections import namedtuple
-import numpy as np, pandas as pd
+import numpy as np
+import pandas as pd
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #65b5af56
 def _resampled(v, family, n, rng):

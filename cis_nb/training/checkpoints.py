@@ -6,7 +6,8 @@
 __all__ = ['weights', 'load_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint']
 
 # %% ../../nbs/05a_training/03_checkpoints.ipynb #4ac0a003
-import os, shutil
+import os
+import shutil
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file

@@ -7,7 +7,17 @@ __all__ = ['find_function', 'end_with_launcher', 'call_function', 'main', 'Outpu
            'failure_message', 'under_torchrun', 'process_environment', 'launch', 'wait_and_forward', 'stop']
 
 # %% ../../nbs/05a_training/02_launch.ipynb #02100003
-import argparse, importlib, json, os, re, signal, subprocess, sys, tempfile, threading, time
+import argparse
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
 import torch
 from IPython import get_ipython

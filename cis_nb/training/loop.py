@@ -10,11 +10,18 @@ __all__ = ['epoch_order', 'batch_indices', 'step_seed', 'StepDataset', 'prefetch
            'finish_run']
 
 # %% ../../nbs/05a_training/00_loop.ipynb #1e3ea73f
-import contextlib, json, math, os, shutil, time
+import contextlib
+import json
+import math
+import os
+import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-import numpy as np, pandas as pd, torch
+import numpy as np
+import pandas as pd
+import torch
 from safetensors.torch import load_file, save_file
 from ..core.parameters import pick_device
 from ..core.report import progress

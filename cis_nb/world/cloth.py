@@ -13,7 +13,8 @@ __all__ = ['BITS', 'FIGURE_POSES', 'LAID_OUT', 'CATALOGUE_POSITIONS', 'Piece', '
            'color_distance', 'palette', 'discs', 'pattern_samples', 'pattern_tile', 'print_tile']
 
 # %% ../../nbs/01_world/01_cloth.ipynb #6e9e565a
-import math, re
+import math
+import re
 from collections import namedtuple
 from functools import lru_cache
 from zlib import crc32

@@ -16,7 +16,8 @@ __all__ = ['CELLS', 'LOOK_ATTRIBUTES', 'USUAL_LOOK', 'EDIT_RATES', 'LAYOUT_EDITS
            'composed_root']
 
 # %% ../../nbs/01_world/06_composed.ipynb #ab5222bd
-import io, random
+import io
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 

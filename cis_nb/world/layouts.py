@@ -8,7 +8,10 @@ __all__ = ['IMAGE_SIDE', 'COCO_CATEGORIES', 'COCO_CATEGORY_IDS', 'LABELLED_RATE'
            'write_attribute_files', 'write_vaw', 'write_caption_shard', 'write_captions', 'world_root']
 
 # %% ../../nbs/01_world/05_layouts.ipynb #d3c3ac6f
-import gzip, io, json, random
+import gzip
+import io
+import json
+import random
 from pathlib import Path
 
 import numpy as np

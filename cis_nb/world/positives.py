@@ -7,7 +7,8 @@ __all__ = ['NEAR_WORDS', 'CATEGORY_OF_NOUN', 'PLACE_OF_PHRASE', 'SENTENCE_SHAPES
            'coco_scenes', 'check_own_captions', 'write_positives', 'positives_root']
 
 # %% ../../nbs/01_world/10_positives.ipynb #df5e3423
-import json, re
+import json
+import re
 from collections import defaultdict
 from pathlib import Path
 

@@ -11,7 +11,8 @@ __all__ = ['SINES', 'QUARTER_CIRCLE', 'PAINTS', 'SHAPES', 'THINGS', 'COLORS', 'S
            'to_sketch', 'to_night', 'to_paper', 'to_mosaic', 'render', 'visible_boxes', 'is_held_out', 'scenes_hash']
 
 # %% ../../nbs/01_world/00_scenes.ipynb #59322005
-import hashlib, random
+import hashlib
+import random
 from dataclasses import dataclass
 from functools import lru_cache
 

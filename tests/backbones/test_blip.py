@@ -1,8 +1,12 @@
 "BLIP as a backbone: the reference forward pass, padding, token ids, a small training, folders without weights."
 
-import gzip, json, sys
+import gzip
+import json
+import sys
 from pathlib import Path
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file

@@ -1,7 +1,9 @@
 "CLIP: published architectures, any text, gradients of both attentions, fingerprints."
 
 import copy
-import open_clip, pytest, torch
+import open_clip
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from cis_nb.backbones.clip import golden_images, image_attention
 from cis_nb.backbones.loading import load_backbone

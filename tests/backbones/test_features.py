@@ -1,8 +1,15 @@
 "The feature store: images of any mode, damaged images, kills, full disks."
 
-import copy, io, multiprocessing, os, resource, signal
+import copy
+import io
+import multiprocessing
+import os
+import resource
+import signal
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from PIL import Image
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.features import TextMemory, image_features, text_features

@@ -1,7 +1,15 @@
 "Weights: published architectures, downloads, damaged files, and the backbones that come with the book."
 
-import copy, http.server, json, os, subprocess, sys, threading, time
-import pytest, torch
+import copy
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import pytest
+import torch
 from safetensors.torch import save_file
 from projects import ROOT
 from cis_nb.backbones import weights

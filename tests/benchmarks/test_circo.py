@@ -1,7 +1,8 @@
 "CIRCO: released annotations, the example submission, damaged files."
 
 import json
-import numpy as np, pytest
+import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 from projects import DATA, ROOT, needs_data
 from cis_nb.benchmarks.circo import (

@@ -1,6 +1,8 @@
 "CIRR: released annotations, slow references for every rank, damaged files, submissions."
 
-import copy, json, re
+import copy
+import json
+import re
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,8 +1,11 @@
 "Caption retrieval by several ground truths: damaged files, slow metrics, COCO captions, the world's true pairs."
 
-import json, random
+import json
+import random
 from itertools import combinations
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.benchmarks.coco_captions import (

@@ -1,8 +1,16 @@
 "Domain conversion: damaged lists and folders, both recalls, impossible queries, real lists and PACS."
 
-import io, json, os, subprocess, sys, tarfile
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from projects import DATA, ROOT, needs_data

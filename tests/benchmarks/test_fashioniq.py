@@ -1,6 +1,8 @@
 "FashionIQ: released annotations, damaged files, orders of captions, protocols against a slow reference."
 
-import hashlib, json, re
+import hashlib
+import json
+import re
 from types import SimpleNamespace
 
 import numpy as np

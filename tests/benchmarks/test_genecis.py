@@ -1,6 +1,8 @@
 "GeneCIS templates: released files, crops, damaged files, images that cannot be read."
 
-import gzip, json, os
+import gzip
+import json
+import os
 from pathlib import Path
 
 import numpy as np

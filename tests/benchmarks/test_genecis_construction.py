@@ -1,6 +1,9 @@
 "Construction of GeneCIS: its rules, readers of VAW and COCO, real photographs."
 
-import hashlib, json, os, tarfile
+import hashlib
+import json
+import os
+import tarfile
 from pathlib import Path
 
 import numpy as np

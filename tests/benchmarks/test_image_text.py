@@ -1,6 +1,8 @@
 "Image-text retrieval: ranks against slow references, the search index, composed search."
 
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.benchmarks import image_text as R

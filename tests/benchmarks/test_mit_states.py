@@ -1,6 +1,8 @@
 "MIT-States: folders in any state, queries and ranks against slow references, the size of the real data set."
 
-import json, re, sys
+import json
+import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,13 @@
 "Object composition: damaged instances, sampling, object sizes, masks against a slow decoder, real COCO."
 
-import io, json, os, subprocess, sys, tarfile
-import numpy as np, pytest
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image

@@ -1,6 +1,10 @@
 "The runner: which results are trusted, what runs again, what survives a failure or a kill."
 
-import json, os, shutil, signal, time
+import json
+import os
+import shutil
+import signal
+import time
 import pandas as pd
 import pytest
 from projects import Project

@@ -1,6 +1,7 @@
 "The smoke book from start to end, and its pages: as files, and in a browser without a network."
 
-import json, re
+import json
+import re
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 import numpy as np

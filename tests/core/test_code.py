@@ -1,6 +1,9 @@
 "Keys of the store: what a change of the code changes."
 
-import os, shutil, subprocess, sys
+import os
+import shutil
+import subprocess
+import sys
 import pytest
 from projects import ROOT
 from cis_nb.core.code import import_closure

@@ -1,7 +1,12 @@
 "Receipts and progress bars."
 
-import errno, json, os, subprocess, sys
-import numpy as np, pytest
+import errno
+import json
+import os
+import subprocess
+import sys
+import numpy as np
+import pytest
 from cis_nb.core.report import finish, peak_memory_bytes, progress
 
 

@@ -1,8 +1,18 @@
 "The run store: kills, races, full disks, damaged folders."
 
-import errno, json, multiprocessing, os, random, shutil, signal, subprocess, sys, time
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-import numpy as np, pytest
+import numpy as np
+import pytest
 from projects import ROOT
 from cis_nb.core import store as core
 from cis_nb.core.report import finish

@@ -1,6 +1,11 @@
 "Folders of images with captions: layouts, faults, hostile input."
 
-import csv, gzip, io, json, random, tarfile
+import csv
+import gzip
+import io
+import json
+import random
+import tarfile
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data

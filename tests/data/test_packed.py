@@ -1,7 +1,16 @@
 "Packed images: any mode, damaged files, kills, full disks, two processes."
 
-import io, json, os, signal, subprocess, sys, textwrap, time
-import numpy as np, pytest, torch
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import numpy as np
+import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from torchvision import transforms as T

@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 import re
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from projects import ROOT
 from cis_nb.experiments import claims as cl
 from cis_nb.benchmarks.genecis_construction import Rules

@@ -1,6 +1,9 @@
 "Ablations of the Combiner: what runs share, what must not change, the arithmetic of slopes."
 
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from safetensors.torch import load_file
 import cis_nb.experiments.combiner_ablations as A
 from cis_nb.retrieval.protocol import RESULT_COLUMNS

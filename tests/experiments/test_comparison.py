@@ -1,7 +1,9 @@
 "Comparison of methods: paired differences, several seeds, verdicts, tables of the papers."
 
 import math
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from rankings import rows
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import genecis as ev

@@ -4,7 +4,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from PIL import Image
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import composed_retrieval as cm

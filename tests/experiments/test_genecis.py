@@ -3,7 +3,10 @@
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from PIL import Image
 from rankings import rows
 from cis_nb.experiments import comparison as cp, examples

@@ -1,7 +1,8 @@
 "The chapters on a folder of photographs: a small damaged folder, order of experiments, parameters."
 
 import json
-import pandas as pd, pytest
+import pandas as pd
+import pytest
 from PIL import Image, ImageDraw
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
 from cis_nb.core.store import project_root

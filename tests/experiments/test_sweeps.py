@@ -1,6 +1,7 @@
 "Sweeps: a chapter of ablations runs with a single variant."
 
-import pytest, torch
+import pytest
+import torch
 
 torch.set_num_threads(1)
 

@@ -1,6 +1,10 @@
 "A browser without a window, spoken to through its debugging port. It reaches no network."
 
-import json, shutil, subprocess, tempfile, time
+import json
+import shutil
+import subprocess
+import tempfile
+import time
 from pathlib import Path
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)

@@ -1,6 +1,8 @@
 "Small folders of images with captions, in every layout."
 
-import io, json, tarfile
+import io
+import json
+import tarfile
 
 import numpy as np
 from PIL import Image

@@ -1,6 +1,10 @@
 "Where this project lies, and small projects to make books in."
 
-import os, re, shutil, subprocess, sys
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 import pytest
 

@@ -3,7 +3,9 @@
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from rankings import rows
 from cis_nb.api import Queries
 from cis_nb.backbones.features import l2_normalize

@@ -1,8 +1,14 @@
 "The Combiner: several processes, frozen towers, interrupted runs, damaged files."
 
-import json, os, subprocess, sys
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from cis_nb import train as T

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from cis_nb.mining.corpora import Corpus
 from cis_nb.backbones.tokenizer import tokenizer
 from cis_nb.backbones.loading import load_backbone, text_backbone

@@ -1,6 +1,8 @@
 "Pic2Word and SEARLE: resumed trainings, keys of runs, pseudo-words of another backbone."
 
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from cis_nb.methods import searle as S
 from cis_nb import api
 from cis_nb.backbones.loading import load_backbone

@@ -1,7 +1,10 @@
 "SEARLE: vocabularies, phrases, textual inversion and its resumption, losses against slow references."
 
-import importlib.util, json
-import numpy as np, pytest, torch
+import importlib.util
+import json
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from projects import DATA
 from cis_nb.core.store import fingerprint

@@ -1,9 +1,12 @@
 "Task-specific solutions: wrong vocabularies, ties, windows at the border, a detector from a folder, a small world."
 
-import os, sys
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-import numpy as np, pytest, torch
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from cis_nb.benchmarks.genecis_construction import Rules

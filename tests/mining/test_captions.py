@@ -1,6 +1,14 @@
 "Captions to relations: faulty input, kills, and the numbers of the hand-checked sentences."
 
-import gzip, json, os, random, signal, subprocess, sys, textwrap, time
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data

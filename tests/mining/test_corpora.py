@@ -1,9 +1,21 @@
 "Masked corpora: unusual captions, damaged files, kills, real captions."
 
-import gzip, json, os, signal, subprocess, sys, textwrap, time, tracemalloc
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import tracemalloc
 from itertools import islice
 from pathlib import Path
-import numpy as np, pandas as pd, pytest, spacy, torch
+import numpy as np
+import pandas as pd
+import pytest
+import spacy
+import torch
 from hypothesis import example, given, settings, strategies as st
 from projects import DATA
 from cis_nb.core.store import store_root

@@ -2,7 +2,9 @@
 
 import json
 from collections import Counter
-import numpy as np, pandas as pd, pytest
+import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.mining import triplets as T

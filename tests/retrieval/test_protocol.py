@@ -1,6 +1,7 @@
 "Evaluation and protocols against a slow reference."
 
-import json, os
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,10 @@
 "Ranking in chunks equals the definition, tie by tie, however the gallery is cut."
 
-import subprocess, sys
-import numpy as np, pytest, torch
+import subprocess
+import sys
+import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from cis_nb.retrieval import ranking
 from cis_nb.retrieval.metrics import ranks

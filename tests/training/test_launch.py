@@ -1,8 +1,15 @@
 "Several processes: they learn what one learns, their errors arrive, nothing of them is left behind."
 
-import json, os, signal, subprocess, sys, time
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-import pandas as pd, pytest, torch
+import pandas as pd
+import pytest
+import torch
 from safetensors.torch import load_file
 from cis_nb.core.store import project_root
 from cis_nb.training.launch import launch

@@ -1,8 +1,15 @@
 "The training loop: kills, several processes, damaged checkpoints, settings out of bounds."
 
-import os, random, signal, subprocess, sys, time
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-import pandas as pd, pytest, torch
+import pandas as pd
+import pytest
+import torch
 from safetensors.torch import load_file
 from cis_nb.training import loop as T
 from cis_nb.core.store import project_root

@@ -1,6 +1,7 @@
 "Captions of the drawn world: true, and the same bytes everywhere."
 
-import random, tarfile
+import random
+import tarfile
 
 from hypothesis import given, settings, strategies as st
 

@@ -1,6 +1,12 @@
 "Composed queries of the world: sentences that can be parsed back, official layouts, the same bytes everywhere."
 
-import hashlib, json, os, random, re, subprocess, sys
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 

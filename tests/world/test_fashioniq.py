@@ -1,6 +1,12 @@
 "The drawn FashionIQ: sentences checked by a second reader, official files, the same bytes everywhere."
 
-import ast, hashlib, json, os, re, subprocess, sys
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest

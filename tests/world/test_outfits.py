@@ -1,6 +1,8 @@
 "The drawn wardrobe: the same pixels everywhere, correct boxes, clear errors."
 
-import os, subprocess, sys
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np

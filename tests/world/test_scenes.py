@@ -1,6 +1,10 @@
 "Drawn scenes: the same pixels everywhere, visible objects, splits without shared images."
 
-import hashlib, os, random, subprocess, sys
+import hashlib
+import os
+import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
