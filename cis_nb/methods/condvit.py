@@ -203,15 +203,21 @@ PUBLISHED_TEXT_MODEL = 'sentence-transformers/sentence-t5-xl'
 
 
 class _LateTexts:
-    "A sentence encoder that is loaded when the first text is read."
+    "A sentence encoder that is loaded when it is first needed."
 
     def __init__(self, name: str, device):
         self.name, self.device, self._reader = name, device, None
 
-    def __getattr__(self, attribute):  # D, fingerprint, encode_text
-        if self._reader is None:
-            self._reader = SentenceTexts(self.name, self.device)
-        return getattr(self._reader, attribute)
+    def reader(self) -> SentenceTexts:
+        self._reader = self._reader or SentenceTexts(self.name, self.device)
+        return self._reader
+
+    @property
+    def fingerprint(self) -> str:
+        return self.reader().fingerprint
+
+    def encode_text(self, texts) -> torch.Tensor:  # B texts -> (B,D) of length one
+        return self.reader().encode_text(texts)
 
 
 def published_name(net: CondViT) -> str:
