@@ -360,6 +360,7 @@ REGISTRY = {
         'lincir': 'cis_nb.methods.lincir:LinCIRPlugin',
         'pic2word': 'cis_nb.methods.pic2word:Pic2WordPlugin',
         'searle': 'cis_nb.methods.searle:SearlePlugin',
+        'condvit': 'cis_nb.methods.condvit:CondViTPlugin',
     },
     'benchmark': {
         'genecis': 'cis_nb.benchmarks.genecis_construction:GeneCISPlugin',

@@ -296,7 +296,6 @@ PLANNED = {  # chapters that are not written yet
     '02b_benchmarks/lrvsf',
     '03_mining/synthetic',
     '04b_methods/compodiff',
-    '04b_methods/condvit',
     '06_evaluation/compodiff',
     '06_evaluation/lrvsf',
     '07_ablations/condition_depth',

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['golden_texts', 'DTYPES', 'TOLERANCES', 'Preprocessor', 'golden_images', 'attention_kernel', 'ImageTower',
-           'image_attention', 'TextTower', 'encode_by_length', 'check_finite', 'Backbone', 'clip_backbone',
-           'no_placeholder', 'weights_hash', 'bit_sum', 'weights_state', 'backbone_fingerprint', 'golden_features',
-           'feature_error', 'check_golden']
+           'block_attention', 'image_attention', 'TextTower', 'encode_by_length', 'check_finite', 'Backbone',
+           'clip_backbone', 'no_placeholder', 'weights_hash', 'bit_sum', 'weights_state', 'backbone_fingerprint',
+           'golden_features', 'feature_error', 'check_golden']
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #4ccb7367
 import contextlib
@@ -133,6 +133,21 @@ class ImageTower:
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #229511e6
 @torch.no_grad()
+def block_attention(
+    block: nn.Module,  # of an image tower
+    tokens,  # (B,T,C) as they enter the block
+) -> torch.Tensor:  # (B,heads,T,T), rows sum to one
+    "The attention weights of one block."
+    attention = block.attn
+    if not hasattr(attention, 'qkv'):
+        t = block.ln_1(tokens)
+        return attention(t, t, t, need_weights=True, average_attn_weights=False)[1].float()
+    qkv = attention.qkv(block.norm1(tokens)).unflatten(-1, (3, attention.num_heads, -1))
+    q, k, _ = qkv.permute(2, 0, 3, 1, 4)
+    return (q * attention.scale @ k.transpose(-2, -1)).softmax(-1).float()
+
+
+@torch.no_grad()
 def image_attention(
     tower: ImageTower,
     pixels,  # (B,3,H,H)
@@ -143,13 +158,7 @@ def image_attention(
     index = range(len(blocks))[block]
     for b in blocks[:index]:
         t = b(t)
-    attention = blocks[index].attn
-    if not hasattr(attention, 'qkv'):
-        t = blocks[index].ln_1(t)
-        return attention(t, t, t, need_weights=True, average_attn_weights=False)[1].float()
-    qkv = attention.qkv(blocks[index].norm1(t)).unflatten(-1, (3, attention.num_heads, -1))
-    q, k, _ = qkv.permute(2, 0, 3, 1, 4)
-    return (q * attention.scale @ k.transpose(-2, -1)).softmax(-1).float()
+    return block_attention(blocks[index], t)
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #5ca82b85
 class TextTower:

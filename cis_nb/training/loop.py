@@ -310,14 +310,17 @@ def train(
     make = batch_maker(objective, batch_size, seed, acc)
     optimizer, state = start_or_resume(objective, folder, weight_decay, acc)
     compute_loss, ema = loss_function(objective, acc), getattr(objective, 'ema', 0.0)
+    rate_of_step = getattr(objective, 'learning_rate', learning_rate)
     log, remaining = Log(folder, state['rows']) if acc.is_main_process else None, range(state['step'], steps)
     bar = progress(remaining, f'training {objective_name(objective)}', unit='step') if log else remaining
     since, losses = time.time(), []
     for step, batch in zip(bar, prefetch(make, remaining, workers)):
         for group in optimizer.param_groups:
-            group['lr'] = learning_rate(step, steps, lr, warmup, schedule)
+            group['lr'] = rate_of_step(step, steps, lr, warmup, schedule)
         for m in modules.values():
             m.train()
+        if hasattr(objective, 'before_step'):
+            objective.before_step(step, optimizer)
         torch.manual_seed(step_seed(seed, step, acc.process_index))
         try:
             losses.append(update(objective, batch, optimizer, acc, clip, compute_loss))

@@ -1,0 +1,455 @@
+"CondViT: sizes and token order, conditions of the wrong kind, published files, damaged runs, several processes."
+
+import math
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from cis_nb import train as T
+from cis_nb.api import Queries, configure
+from cis_nb.backbones import conditional_vit as V
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.weights import build_model
+from cis_nb.data.image_sources import ImageSource
+from cis_nb.data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
+from cis_nb.methods import condvit as C
+from cis_nb.training.launch import launch
+from cis_nb.training.loop import train
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    torch.set_num_threads(1)
+    return tmp_path / 'store'
+
+
+@pytest.fixture(scope='module')
+def tiny():
+    return load_backbone('tiny', device='cpu')
+
+
+def small_vit(layers=3, seed=0):
+    "A ViT of open_clip with random weights: 64 pixels, 16 patches."
+    torch.manual_seed(seed)
+    return V.ViTShape(128, 16, 64, layers, 32).build().eval()
+
+
+def published_shapes(patch: int, categories: bool) -> dict:
+    "Names and shapes of a published ViT-B model, written out."
+    tokens = (224 // patch) ** 2 + 1
+    shapes = dict(class_embedding=(768,), positional_embedding=(tokens, 768), logit_scale=(), proj=(768, 512))
+    shapes |= {'c_pos_embedding': (1, 768), 'conv1.weight': (768, 3, patch, patch)}
+    shapes |= {f'{norm}.{part}': (768,) for norm in ('ln_pre', 'ln_post') for part in ('weight', 'bias')}
+    block = {'attn.in_proj_weight': (2304, 768), 'attn.in_proj_bias': (2304,), 'attn.out_proj.weight': (768, 768)}
+    block |= {'attn.out_proj.bias': (768,), 'mlp.c_fc.weight': (3072, 768), 'mlp.c_fc.bias': (3072,)}
+    block |= {'mlp.c_proj.weight': (768, 3072), 'mlp.c_proj.bias': (768,)}
+    block |= {f'{norm}.{part}': (768,) for norm in ('ln_1', 'ln_2') for part in ('weight', 'bias')}
+    shapes |= {f'transformer.resblocks.{i}.{k}': s for i in range(12) for k, s in block.items()}
+    return shapes | ({'c_embedding.weight': (10, 768)} if categories else {})
+
+
+@pytest.mark.parametrize('patch, plain', [(32, 87_849_217), (16, 86_192_641)])
+def test_sizes_are_those_of_the_published_models(patch, plain):
+    for condition, more in (('none', 0), ('category', 8_448), ('text', 768)):
+        with torch.device('meta'):
+            visual = build_model(f'ViT-B-{patch}-quickgelu', device='meta').visual
+            net = V.CondViT(visual, condition, text_width=768)
+        assert sum(p.numel() for p in net.parameters()) == plain + more
+        names = {k: tuple(net.state_dict()[own].shape) for k, own in V.checkpoint_names(net).items()}
+        if condition != 'none':
+            assert names == published_shapes(patch, condition == 'category')
+        if condition == 'category':
+            tokens = [t.shape[1] for t in V.block_inputs(net, torch.empty(2, 3, 224, 224, device='meta'))]
+            asked = V.block_inputs(net, torch.empty(2, 3, 224, 224, device='meta'), torch.tensor([0, 1], device='meta'))
+            assert set(tokens) == {(224 // patch) ** 2 + 1}
+            assert [t.shape[1] for t in asked] == [tokens[0] + 1] * 12 + [tokens[0]]
+
+
+def test_the_categories_are_in_the_published_order():
+    order = 'Bags, Feet, Hands, Head, Lower Body, Neck, Outwear, Upper Body, Waist, Whole Body'
+    assert ', '.join(V.CATEGORIES) == order
+    net = V.CondViT(small_vit())
+    assert V.category_numbers(net, ['Bags', 'Whole Body', 'Outwear']).tolist() == [0, 9, 6]
+
+
+def test_the_condition_is_the_last_token_with_its_position_in_front_of_the_first_norm():
+    visual, x = small_vit(), torch.randn(2, 3, 64, 64)
+    net = V.CondViT(visual).eval()
+    with torch.no_grad():
+        patches = visual.conv1(x).flatten(2).mT
+        tokens = torch.cat([visual.class_embedding.expand(2, 1, -1), patches], 1) + visual.positional_embedding
+        condition = net.c_embedding.weight[[3, 8]] + net.c_pos_embedding
+        by_hand = visual.ln_pre(torch.cat([tokens, condition[:, None]], 1))
+        first, *_ = V.block_inputs(net, x, torch.tensor([3, 8]))
+        torch.testing.assert_close(first, by_hand, atol=1e-6, rtol=0)
+        feature = visual.ln_post(visual.transformer(by_hand)[:, 0]) @ visual.proj
+        torch.testing.assert_close(net(x, torch.tensor([3, 8])), feature, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize('condition', ['category', 'text', 'none'])
+def test_without_a_condition_it_is_the_vit(condition, tiny):
+    visual, x = small_vit(), torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        net = V.CondViT(visual, condition, text_width=20).eval()
+        torch.testing.assert_close(net(x), visual(x), atol=1e-6, rtol=0)
+        net = V.conditional_vit(tiny, condition=condition, text_width=20).eval()
+        torch.testing.assert_close(net(x), tiny.encode_image(x), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize('depth', [1, 2, 3])
+def test_every_depth(depth):
+    "Blocks before the insertion do not see the condition; the gradient reaches it at every depth."
+    net, x, c = V.CondViT(small_vit(), insert_before=depth).eval(), torch.randn(2, 3, 64, 64), torch.tensor([0, 5])
+    with torch.no_grad():
+        asked, plain = list(V.block_inputs(net, x, c)), list(V.block_inputs(net, x))
+    assert [a.shape[1] - p.shape[1] for a, p in zip(asked, plain)] == [int(k >= depth) for k in (1, 2, 3)] + [0]
+    for k, (a, p) in enumerate(zip(asked, plain), 1):
+        assert torch.equal(a[:, :17], p) == (k <= depth)
+    net(x, c).sum().backward()
+    assert net.c_embedding.weight.grad[[0, 5]].abs().min() > 0 and net.c_embedding.weight.grad[1:5].abs().max() == 0
+
+
+@pytest.mark.parametrize('depth', [0, 4, -1])
+def test_a_depth_that_the_tower_does_not_have(depth):
+    with pytest.raises(ValueError, match=f'insert_before: must be from 1 to 3, .* got {depth}'):
+        V.CondViT(small_vit(), insert_before=depth)
+    if depth == 4:
+        given = dict(method='condvit', backbone='tiny_xs', pretrained='default', insert_before=9, samples=40)
+        with pytest.raises(ValueError, match='insert_before: must be from 1 to 4'):
+            T.make_objective(T.settings(given | dict(device='cpu')))
+
+
+def test_a_resnet_cannot_be_conditioned():
+    with pytest.raises(ValueError, match='ModifiedResNet has no blocks'):
+        V.CondViT(build_model('RN50x4-quickgelu', device='meta').visual)
+
+
+def test_a_condition_of_the_other_kind():
+    x, numbers, sentences = torch.randn(2, 3, 64, 64), torch.tensor([0, 1]), torch.randn(2, 20)
+    category, text = V.CondViT(small_vit()), V.CondViT(small_vit(), 'text', text_width=20)
+    with pytest.raises(
+        ValueError, match=r'category numbers \(2,\), got float32 \(2, 20\); sentence embeddings are for'
+    ):
+        category(x, sentences)
+    with pytest.raises(ValueError, match=r'sentence embeddings \(2,20\), got int64 \(2,\); category numbers are for'):
+        text(x, numbers)
+    with pytest.raises(ValueError, match=r'sentence embeddings \(2,20\), got float32 \(2, 7\)'):
+        text(x, torch.randn(2, 7))
+    with pytest.raises(ValueError, match='this ViT reads none'):
+        V.CondViT(small_vit(), 'none')(x, numbers)
+    with pytest.raises(ValueError, match=r'category numbers \(2,\), got int64 \(3,\)'):
+        category(x, torch.tensor([0, 1, 2]))
+
+
+def dots(n=4):
+    "Images of one colour each, wider than high."
+
+    def load(i):
+        return Image.new('RGB', (40, 32), (60 * int(i), 90, 30))
+
+    return ImageSource([str(i) for i in range(n)], load, 'dots')
+
+
+def query(m, *texts, references=None):
+    n = len(texts)
+    return m.encode_queries(
+        Queries([f'q{i}' for i in range(n)], [list(t) for t in texts], references or ['1'] * n, dots())
+    )
+
+
+def method(backbone, condition='category', **kw):
+    net = V.conditional_vit(backbone, condition=condition, text_width=backbone.D, **kw).eval()
+    return C.CondViTMethod(name='condvit', title='CondViT', backbone=backbone, net=net)
+
+
+def test_queries_of_both_kinds_and_the_errors_of_each(tiny):
+    category, text = method(tiny), method(tiny, 'text')
+    assert (
+        query(category, ['Bags'], ['Head', 'Waist']).shape == query(text, ['a bag'], ['a hat', 'red']).shape == (2, 160)
+    )
+    with pytest.raises(ValueError, match="'a red bag' is no category of this model; it knows Bags, .*condition: text"):
+        query(category, ['Bags'], ['a red bag'])
+    with pytest.raises(ValueError, match="'Bags' is the name of a category.*condition: category"):
+        query(text, ['Bags'])
+    for m, words in ((category, 'Bags'), (text, 'a bag')):
+        with pytest.raises(ValueError, match='query q1: CondViT needs a reference image'):
+            query(m, [words], [words], references=['1', None])
+    apart = query(category, ['Bags'], ['Head'], references=['1', '2'])
+    torch.testing.assert_close(apart[:1], query(category, ['Bags']), atol=1e-6, rtol=0)
+    assert not torch.allclose(query(category, ['Bags']), query(category, ['Head']), atol=1e-3)
+
+
+def test_features_of_the_gallery_are_kept_under_a_key_of_the_weights(tiny):
+    m, source = method(tiny), dots()
+    kept = m.encode_gallery(source)
+    assert m.encode_gallery(source) is kept and method(tiny).encode_gallery(dots()).path == kept.path
+    with torch.no_grad():
+        m.net.visual.head.proj.weight[0, 0] += 0.5
+    changed = C.CondViTMethod(name='condvit', backbone=tiny, net=m.net)
+    assert changed.encode_gallery(dots()).path != kept.path and changed.fingerprint != method(tiny).fingerprint
+    live = C.CondViTMethod(name='condvit', backbone=tiny, net=m.net, live=True).encode_gallery(source)
+    torch.testing.assert_close(live[source.ids], changed.encode_gallery(source)[source.ids], atol=1e-5, rtol=0)
+
+
+def test_a_gallery_token_is_part_of_the_gallery(tiny):
+    with_token, without = method(tiny, gallery_token=True), method(tiny)
+    a, b = (m.encode_gallery(dots()) for m in (with_token, without))
+    assert a.path != b.path and not torch.allclose(a[['1']], b[['1']], atol=1e-3)
+
+
+def random_file(path, shapes, seed=0):
+    "A file of random values with these names and shapes."
+    g = torch.Generator().manual_seed(seed)
+    tensors = {k: 0.02 * torch.randn(s, generator=g) for k, s in shapes.items()}
+    if path.suffix == '.pt':
+        torch.save(tensors, path)
+    else:
+        save_file(tensors, path)
+    return tensors
+
+
+@pytest.mark.parametrize('file', ['condvit.safetensors', 'condvit.pt'])
+def test_a_published_file_is_a_method_in_one_line(file, tmp_path):
+    tensors = random_file(tmp_path / file, published_shapes(16, True))
+    m = C.published_condvit(tmp_path / file, 'cpu')
+    assert (m.backbone.name, m.net.D, m.net.condition, m.net.insert_before) == ('vit_b16', 512, 'category', 1)
+    assert query(m, ['Bags']).shape == (1, 512) and m.encode_gallery(dots(2)).array.shape == (2, 512)
+    written = load_file(V.write_condvit(m.net, tmp_path / 'again.safetensors'))
+    assert written.keys() == tensors.keys() and all(torch.equal(written[k], tensors[k]) for k in tensors)
+
+
+def test_a_published_text_model_names_its_sentence_encoder(tmp_path):
+    random_file(tmp_path / 'text.safetensors', published_shapes(32, False))
+    m = C.published_condvit(tmp_path / 'text.safetensors', 'cpu', text_model='no/such-model')
+    assert (m.net.condition, m.net.settings['text_width'], m.backbone.name) == ('text', 768, 'vit_b32')
+    assert not hasattr(m.net, 'c_proj') and m.encode_gallery(dots(2)).array.shape == (2, 512)
+    with pytest.raises((ImportError, OSError, ValueError)):
+        query(m, ['a red bag'])
+
+
+def test_keys_that_do_not_fit_are_named(tmp_path):
+    file, shapes = tmp_path / 'x.safetensors', published_shapes(32, True)
+
+    def refused(words, **changes):
+        given = shapes | {k.replace('__', '.'): s for k, s in changes.items()}
+        random_file(file, {k: s for k, s in given.items() if s is not None})
+        with pytest.raises(ValueError, match=words):
+            C.published_condvit(file, 'cpu')
+
+    refused(r'1 missing: ln_post.weight$', ln_post__weight=None)
+    refused(r'1 additional: visual_head', visual_head=(3,))
+    refused(r'1 wrongly shaped: c_embedding.weight \(12, 768\), needed \(10, 768\)', c_embedding__weight=(12, 768))
+    refused(r'wrongly shaped: positional_embedding \(49, 768\), needed \(50, 768\)', positional_embedding=(49, 768))
+    refused(r'1 missing: proj; 1 additional: projection', proj=None, projection=(768, 512))
+    refused(r'1 missing: c_pos_embedding', c_pos_embedding=None)
+
+
+def test_a_checkpoint_of_another_method(tmp_path, tiny):
+    random_file(tmp_path / 'phi.pt', {'layers.0.weight': (8, 4), 'layers.0.bias': (8,)})
+    with pytest.raises(ValueError, match='no CondViT: conv1.weight .* the file begins with layers.0.bias, layers.0'):
+        C.published_condvit(tmp_path / 'phi.pt', 'cpu')
+    with open(tmp_path / 'code.pt', 'wb') as f:
+        pickle.dump(dict(model=Image.new('RGB', (2, 2))), f)
+    with pytest.raises(ValueError, match='code.pt cannot be read as tensors .*because it can run code'):
+        C.published_condvit(tmp_path / 'code.pt', 'cpu')
+    torch.save(dict(state_dict={}), tmp_path / 'nested.pt')
+    with pytest.raises(ValueError, match='tensors by name at its top level'):
+        C.published_condvit(tmp_path / 'nested.pt', 'cpu')
+    (tmp_path / 'cut.safetensors').write_bytes(b'12345')
+    with pytest.raises(ValueError, match='cut.safetensors cannot be read as tensors'):
+        C.published_condvit(tmp_path / 'cut.safetensors', 'cpu')
+    from cis_nb.methods.combiner import Combiner, save_combiner
+
+    run = save_combiner(tmp_path / 'combiner', Combiner(tiny.D, 8, 8), tiny)
+    with pytest.raises(FileNotFoundError, match='condvit.safetensors is missing: .*not a run of `method: condvit`'):
+        C.load_condvit(run, 'cpu')
+
+
+def objective(tiny, pairs=None, **kw):
+    given = dict(samples=40, val_samples=12, distractors=8, batch_size=8, steps=6, warmup=3, condition='category')
+    config = configure(C.CondViTConfig, given | kw)
+    o = C.CondViTPlugin().objective(tiny, config)
+    if pairs is None:
+        return o
+    settings = dict(batch_size=config.batch_size, steps=config.steps, warmup=config.warmup)
+    return C.CondViTTraining(tiny, o.net, pairs, o.tasks, **settings)
+
+
+def products(categories=('Bags', 'Head'), captions=('a bag', 'a hat')):
+    "Two products in one complex image."
+    rows = [(f'p{i}', str(i), c, [t]) for i, (c, t) in enumerate(zip(categories, captions))]
+    simple = pd.DataFrame(rows, columns=SIMPLE_COLUMNS)
+    return ProductPairs(dots(3), simple, pd.DataFrame([('p0', '2'), ('p1', '2')], columns=COMPLEX_COLUMNS))
+
+
+def test_products_that_cannot_be_trained_on(tiny):
+    with pytest.raises(ValueError, match="'NonClothing' is no category of this model"):
+        objective(tiny, products(('Bags', 'NonClothing')), batch_size=2)
+    with pytest.raises(ValueError, match="1 simple images have no caption .the first: '1'.; .*condition: category"):
+        objective(tiny, products(captions=('a bag', '')), condition='text', batch_size=2)
+    with pytest.raises(ValueError, match='batch_size: must be at most 2'):
+        objective(tiny, products(), batch_size=3)
+    for given, words in (
+        (dict(condition='none', gallery_token=True), 'gallery_token must be false'),
+        (dict(condition='category', text_model='sentence-transformers/x'), "text_model must be 'backbone'"),
+        (dict(tune='some'), "tune: 'some' is not allowed"),
+        (dict(insert_before=0), 'insert_before: 0 is not allowed'),
+    ):
+        with pytest.raises(ValueError, match=words):
+            T.settings(dict(method='condvit', **given))
+    with pytest.raises(ValueError, match="data: 'my/photos' has no product pairs"):
+        T.make_objective(T.settings(dict(method='condvit', data='my/photos', device='cpu')))
+
+
+def moved(o, begun) -> set:
+    return {n for n, p in o.net.named_parameters() if not torch.equal(p, begun[n])}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('condition', ['category', 'text', 'none'])
+def test_the_warm_up_trains_projection_and_new_parameters_alone(condition, tiny, tmp_path):
+    o = objective(tiny, condition=condition)
+    begun = {n: p.detach().clone() for n, p in o.net.named_parameters()}
+    new = {n for n in begun if n.startswith(V.NEW_PARAMETERS)}
+    after, moments, begins = [], [], C.CondViTTraining.before_step
+
+    class Watched(C.CondViTTraining):
+        def before_step(self, step, optimizer):
+            begins(self, step, optimizer)
+            moments.append(len(optimizer.state))
+
+        def after_step(self):
+            super().after_step()
+            after.append(moved(self, begun))
+
+    o.__class__ = Watched
+    train(o, tmp_path / 'run', steps=6, batch_size=8, lr=1e-3, warmup=3, weight_decay=0.01, clip=0.0, device='cpu')
+    assert after[0] == after[2] == new and after[3] > new and 'visual.trunk.cls_token' in after[-1]
+    assert moments[:4] == [0, len(new), len(new), 0] and moments[4] > len(new)
+
+
+@pytest.mark.e2e
+def test_the_tower_rests_where_only_new_parameters_train(tiny, tmp_path):
+    o = objective(tiny, tune='new', gallery_token=True)
+    begun = {n: p.detach().clone() for n, p in o.net.named_parameters()}
+    train(o, tmp_path / 'run', steps=5, batch_size=8, lr=1e-3, warmup=2, weight_decay=0.01, device='cpu')
+    assert moved(o, begun) == {'visual.head.proj.weight', 'c_embedding.weight', 'c_pos_embedding', 'empty_token'}
+
+
+def test_the_temperature_starts_at_its_ceiling_and_stays_in_bounds(tiny):
+    o = objective(tiny)
+    assert o.net.logit_scale.item() == pytest.approx(4.6052, abs=1e-4)
+    for given, kept in ((9.0, math.log(100)), (-1.0, 0.0), (2.0, 2.0)):
+        with torch.no_grad():
+            o.net.logit_scale.fill_(given)
+        o.after_step()
+        assert o.net.logit_scale.item() == pytest.approx(kept)
+
+
+def test_a_batch_is_a_function_of_its_places(tiny):
+    "However many processes share it, and whatever their generators are."
+    o = objective(tiny)
+    whole, numbers = o.prepare(np.arange(8), np.random.default_rng(0))
+    halves = [o.prepare(part, np.random.default_rng(5)) for part in (np.arange(4), np.arange(4, 8))]
+    simple, complex = whole.chunk(2)
+    assert torch.equal(torch.cat([h[0][:4] for h in halves]), simple)
+    assert torch.equal(torch.cat([h[0][4:] for h in halves]), complex)
+    assert torch.equal(torch.cat([h[1] for h in halves]), numbers)
+    assert not torch.equal(o.prepare(np.arange(8, 16), None)[0], whole)
+
+
+def fit_by(processes: int, folder, given: dict):
+    launch('cis_nb.train:fit', processes, [str(folder / str(processes)), given])
+    return load_file(folder / str(processes) / 'condvit.safetensors')
+
+
+@pytest.mark.e2e
+def test_two_processes_learn_what_one_learns(tmp_path, tiny):
+    "Through the end of the warm-up. Keys of attention have no gradient but rounding, which AdamW enlarges."
+    small = dict(samples=32, val_samples=8, distractors=0, steps=4, warmup=2, batch_size=8, lr=1e-4, eval_every=2)
+    given = dict(method='condvit', condition='category', device='cpu', dtype='float32', log_every=1, **small)
+    given = T.settings(given).model_dump()
+    one, two = (fit_by(n, tmp_path, given) for n in (1, 2))
+    begun = T.make_objective(T.settings(given)).net.state_dict()
+    a, b = (pd.read_csv(tmp_path / n / 'history.csv').drop(columns='items_per_s') for n in '12')
+    pd.testing.assert_frame_equal(a, b, rtol=1e-4)
+    assert one.keys() == two.keys() == begun.keys()
+    step = {k: (one[k] - begun[k]).norm() for k in one}
+    assert all(step[k] > 0 for k in ('visual.trunk.blocks.0.attn.qkv.weight', 'c_embedding.weight'))
+    for k in one:
+        if not k.endswith('qkv.bias'):
+            assert (one[k] - two[k]).norm() <= 0.02 * step[k] + 1e-6, k
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('condition', ['category', 'text'])
+def test_what_is_trained_is_loaded_again(condition, tiny):
+    given = dict(method='condvit', condition=condition, samples=32, val_samples=8, steps=2, batch_size=8, device='cpu')
+    config = T.settings(given)
+    run, o = T.train_or_load(config), T.make_objective(config)
+    assert T.train_or_load(config) == run and o.metric in o.validate()
+    o.load(run)
+    m, words = T.load_method(run, 'cpu'), [['Bags'] if condition == 'category' else ['a red bag']]
+    torch.testing.assert_close(query(m, *words), query(o.method(), *words), atol=1e-6, rtol=0)
+    other = load_backbone('tiny', 'none', device='cpu')
+    with pytest.raises(ValueError, match='this CondViT was trained on tiny with the weights'):
+        C.load_condvit(run, 'cpu', other)
+    rows = o.evaluation(seed=3).rows
+    assert set(rows.benchmark) == {'products/world'} and set(rows.seed) == {3}
+    f = run / 'condvit.safetensors'
+    f.write_bytes(f.read_bytes()[:300])
+    with pytest.raises(ValueError, match='damaged'):
+        C.load_condvit(run, 'cpu')
+
+
+class Sentences(torch.nn.Module):
+    "A stand-in for a model of sentence-transformers: counts of letters."
+
+    def __init__(self, name, device):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def encode(self, texts, convert_to_tensor, normalize_embeddings, show_progress_bar):
+        x = torch.tensor([[t.count(letter) + 0.1 for letter in 'abcdefgh'] for t in texts])
+        return self.scale * x / x.norm(dim=-1, keepdim=True)
+
+
+@pytest.mark.e2e
+def test_a_sentence_model_by_name(monkeypatch, tiny, tmp_path):
+    import sys
+    from types import ModuleType
+
+    monkeypatch.setitem(sys.modules, 'sentence_transformers', None)
+    with pytest.raises(ImportError, match=r"text_model: 'some/model' needs the package sentence-transformers: pip"):
+        C.text_reader('some/model', tiny)
+    package = ModuleType('sentence_transformers')
+    package.SentenceTransformer = Sentences
+    monkeypatch.setitem(sys.modules, 'sentence_transformers', package)
+    o = objective(tiny, condition='text', text_model='some/model')
+    assert o.net.settings['text_width'] == 8 and o.net.c_proj.weight.shape == (192, 8)
+    train(o, tmp_path / 'run', steps=2, batch_size=8, lr=1e-3, device='cpu')
+    m = C.load_condvit(tmp_path / 'run', 'cpu', tiny)
+    torch.testing.assert_close(query(m, ['a bag']), query(o.method(), ['a bag']), atol=1e-6, rtol=0)
+    monkeypatch.setattr(Sentences, 'encode', lambda self, texts, **kw: torch.ones(len(texts), 8))
+    monkeypatch.setattr(Sentences, '__init__', other_weights)
+    with pytest.raises(ValueError, match="the weights of text_model 'some/model' are not those of the training"):
+        C.load_condvit(tmp_path / 'run', 'cpu', tiny)
+
+
+def other_weights(self, name, device):
+    torch.nn.Module.__init__(self)
+    self.scale = torch.nn.Parameter(torch.full((1,), 2.0))
+
+
+def test_a_gallery_of_one_and_products_that_share_an_outfit(tiny):
+    pairs = C.world_products(9, 'val', views=1)
+    task = C.product_task(pairs)
+    assert len(task.shared_gallery) == 9 and task.queries.reference.nunique() < 9
+    assert C.product_task(C.world_products(1)).ks == (1,)
+    text = C.product_task(pairs, 'text')
+    assert text.protocol.hash != task.protocol.hash and text.as_queries().texts[0] == [pairs.pair(0).caption]
