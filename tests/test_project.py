@@ -293,7 +293,6 @@ def test_the_map_names_experiments_that_exist_or_what_is_waited_for():
 
 
 PLANNED = {  # chapters that are not written yet
-    '02b_benchmarks/lrvsf',
     '03_mining/synthetic',
     '04b_methods/compodiff',
     '06_evaluation/compodiff',
