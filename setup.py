@@ -9,7 +9,7 @@ cfg = config['DEFAULT']
 
 
 def lines(key):
-    return [l.strip() for l in cfg[key].splitlines() if l.strip()]
+    return [line.strip() for line in cfg[key].splitlines() if line.strip()]
 
 
 pythons = [
