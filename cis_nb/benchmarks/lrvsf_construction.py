@@ -394,7 +394,9 @@ def perceptual_hashes(images) -> np.ndarray:  # (N,64) bool
     try:
         import imagehash
     except ImportError as e:
-        raise ImportError('perceptual hashes need the package imagehash: pip install "cis_nb[dedup]"') from e
+        raise ImportError(
+            'perceptual hashes need the package imagehash (the extra dedup): pip install imagehash'
+        ) from e
     bits = [imagehash.phash(image).hash.ravel() for image in images]
     return np.array(bits, bool).reshape(-1, HASH_BITS)
 
@@ -426,7 +428,7 @@ def _band_signatures(hashes):
     try:
         from datasketch import LeanMinHash
     except ImportError as e:
-        raise ImportError('LSH needs the package datasketch: pip install "cis_nb[dedup]"') from e
+        raise ImportError('LSH needs the package datasketch (the extra dedup): pip install "datasketch>=2"') from e
     order = np.random.default_rng(0).permutation(hashes.shape[1])
     return [LeanMinHash(seed=1, hashvalues=row, scheme='legacy') for row in hashes[:, order].astype(np.uint64)]
 
@@ -510,10 +512,13 @@ def duplicate_groups(n: int, pairs) -> np.ndarray:  # (n,)
 
 
 def duplicate_reasons(groups, products) -> np.ndarray:  # (N,) of '', WITHIN, ACROSS
-    "Why each row is left out: '' for the first of its group, else whether the first one is of the same product."
-    first = pd.DataFrame(dict(group=groups, product=list(products))).groupby('group')['product'].transform('first')
-    later = pd.Series(groups).duplicated()
-    return np.where(~later, '', np.where(first == list(products), WITHIN, ACROSS))
+    """Why each row is left out: '' for the first of its group, else whether the first one is of the same product.
+
+    Rows without a product ('') are of no one's: a copy among them counts as ACROSS.
+    """
+    table = pd.DataFrame(dict(group=groups, product=list(products)))
+    same = (table.groupby('group')['product'].transform('first') == table['product']) & (table['product'] != '')
+    return np.where(~table.group.duplicated(), '', np.where(same, WITHIN, ACROSS))
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_construction.ipynb #3ce22941
 def read_clothing(root, most: int = 0) -> pd.DataFrame:

@@ -292,7 +292,7 @@ def test_an_extra_that_is_not_installed_is_named(package, use, monkeypatch):
 
     monkeypatch.setattr(builtins, '__import__', without)
     given_ = ([],) if use == 'perceptual_hashes' else (np.zeros((2, 64), bool), 2)
-    with pytest.raises(ImportError, match=rf'package {package}: pip install "cis_nb\[dedup\]"'):
+    with pytest.raises(ImportError, match=rf'package {package} \(the extra dedup\): pip install .?{package}'):
         getattr(lc, use)(*given_)
 
 
@@ -374,6 +374,15 @@ def test_every_row_is_used_or_counted_and_no_product_is_in_two_splits(seed):
     assert set(distractors.complexity) <= {'SIMPLE'}
     n_test = chosen[chosen.split == 'test']['product'].nunique()
     assert n_test + made.lacking.get('test', 0) == 6
+
+
+def test_the_share_of_validation_distractors():
+    rows = labelled(3)
+    splits = [set(lc.construct(rows, {}, share).rows.split) - {'train'} for share in (0, 1)]
+    assert splits == [{'test_distractors'}, {'val_distractors'}]
+    half = lc.construct(labelled(3, 400), {}, 0.5).rows
+    products = half[half.split != 'train'].drop_duplicates('product').split.value_counts(normalize=True)
+    assert 0.3 < products['val_distractors'] < 0.7
 
 
 def test_counts_in_the_layout_of_table_3():
