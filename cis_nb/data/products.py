@@ -122,7 +122,10 @@ def _write_white_squares(folder: Path, images: ImageSource, size: int):
 
 
 def white_squares(images: ImageSource, size: int) -> tuple:  # array (N,3,size,size) uint8, {id: row}
-    "All images of a source as white squares, packed once and mapped from disk."
+    """All images of a source as white squares, packed once and mapped from disk; a reader that packs its own while it
+    reads gives them as `packed_squares`."""
+    if images.packed_squares:
+        return images.packed_squares(size)
     folder = stored(
         'squares',
         f'{images.name}-{size}',
