@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['LRVSF_CATEGORIES', 'DISTRACTOR_CATEGORIES', 'IMAGE_TYPES', 'LRVSF_SPLITS', 'LRVSF_DATA', 'LRVSF_CONDITIONS',
            'lrvsf_folder', 'check_values', 'ProductImages', 'read_products', 'product_pairs', 'read_distractors',
-           'ParquetImages', 'tar_images', 'shard_samples', 'white_square', 'TrainingImages', 'training_images', 'LRVSF',
-           'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark',
-           'lrvsf_benchmark', 'distractor_steps', 'EncodedTask', 'encode_task', 'ColumnView', 'rank_growing_gallery',
+           'ParquetImages', 'tar_images', 'shard_samples', 'TrainingImages', 'training_images', 'LRVSF', 'read_lrvsf',
+           'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark',
+           'distractor_steps', 'EncodedTask', 'encode_task', 'ColumnView', 'rank_growing_gallery',
            'growing_gallery_rows', 'convert_bootstrap', 'BootstrapIds', 'read_bootstrap', 'draw_bootstrap',
            'bootstrap_scores', 'bootstrap_summary', 'count_simple_images', 'LRVSFPlugin']
 
@@ -37,6 +37,7 @@ from ..core.store import fingerprint, stored
 from ..data.image_folders import Skipped, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_photo
+from ..data.products import resized_white_square
 from ..data.roots import dataset_root, need_file
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_rows
 from ..retrieval.ranking import rank_gallery
@@ -289,14 +290,6 @@ def shard_samples(path):
         except (TarError, EOFError) as e:
             raise ValueError(f'{path}: tar cut short or damaged ({type(e).__name__}); get the file again') from None
 
-# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #1786b3a4
-def white_square(image: Image.Image, size: int) -> np.ndarray:  # (3,size,size) uint8
-    "An image padded with white to a square, the odd pixel right or below, then scaled bilinearly."
-    w, h = image.size
-    canvas = Image.new('RGB', (max(w, h),) * 2, (255, 255, 255))
-    canvas.paste(image.convert('RGB'), ((max(w, h) - w) // 2, (max(w, h) - h) // 2))
-    return np.asarray(canvas.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #be664d0a
 _SHARD_COLUMNS = ['product', 'image', 'type', 'category', 'caption1', 'caption2']
 
@@ -325,7 +318,7 @@ def _decoded(rows: list, size: int, skipped: Skipped) -> list:
     out = []
     for row, data in rows:
         try:
-            out.append((row, white_square(open_photo(data or b''), size)))
+            out.append((row, resized_white_square(open_photo(data or b''), size)))
         except Exception:  # whatever a hostile file raises, it costs this one image
             skipped.add('damaged or missing image', row['image'])
     kinds = {row['type'] == 'SIMPLE' for row, _ in out}

@@ -40,7 +40,7 @@ from cis_nb.benchmarks.lrvsf import (
     shard_samples,
     tar_images,
     training_images,
-    white_square,
+    resized_white_square,
 )
 from cis_nb.methods.baselines import FusionMethod
 from cis_nb.retrieval.protocol import evaluate, evaluate_benchmark
@@ -225,7 +225,7 @@ def test_shards_are_streamed_and_packed_once(tmp_path, store):
     assert training_images(tmp_path, size=12).folder == t.folder
     assert len(t) == 6 and t.squares.shape == (12, 3, 12, 12) and not t.skipped
     row = t.table.index[t.table.image == 's4'].item()
-    assert np.array_equal(t.squares[row], white_square(Image.open(io.BytesIO(h.files['s4'])), 12))
+    assert np.array_equal(t.squares[row], resized_white_square(Image.open(io.BytesIO(h.files['s4'])), 12))
     simple, worn = t.draw(range(6), np.random.default_rng(0))
     assert (t.table.type[simple] == 'SIMPLE').all() and (t.table.type[worn] != 'SIMPLE').all()
     assert t.table['product'][simple].tolist() == t.table['product'][worn].tolist() == t.products
@@ -243,7 +243,7 @@ def test_row_groups_come_and_go(tmp_path):
 
 @pytest.mark.parametrize('w, h', [(5, 5), (4, 9), (9, 4)])
 def test_white_padding_puts_the_odd_pixel_right_or_below(w, h):
-    a = white_square(Image.new('RGB', (w, h), (0, 0, 0)), 9 if w != h else 5)[0]
+    a = resized_white_square(Image.new('RGB', (w, h), (0, 0, 0)), 9 if w != h else 5)[0]
     black = np.argwhere(a == 0)
     (top, left), (bottom, right) = black.min(0), black.max(0) + 1
     side = len(a)

@@ -1,0 +1,113 @@
+"The conditional ViT: sizes and token order of the published models, insertion depths, conditions of the wrong kind."
+
+import pytest
+import torch
+from cis_nb import train as T
+from cis_nb.backbones import conditional_vit as V
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.weights import build_model
+from condvit_files import published_shapes
+
+
+@pytest.fixture(scope='module')
+def tiny():
+    return load_backbone('tiny', device='cpu')
+
+
+def small_vit(layers=3, seed=0):
+    "A ViT of open_clip with random weights: 64 pixels, 16 patches."
+    torch.manual_seed(seed)
+    return V.ViTShape(128, 16, 64, layers, 32).build().eval()
+
+
+@pytest.mark.parametrize('patch, plain', [(32, 87_849_217), (16, 86_192_641)])
+def test_sizes_are_those_of_the_published_models(patch, plain):
+    for condition, more in (('none', 0), ('category', 8_448), ('text', 768)):
+        with torch.device('meta'):
+            visual = build_model(f'ViT-B-{patch}-quickgelu', device='meta').visual
+            net = V.CondViT(visual, condition, text_width=768)
+        assert sum(p.numel() for p in net.parameters()) == plain + more
+        names = {k: tuple(net.state_dict()[own].shape) for k, own in V.checkpoint_names(net).items()}
+        if condition != 'none':
+            assert names == published_shapes(patch, condition == 'category')
+        if condition == 'category':
+            tokens = [t.shape[1] for t in V.block_inputs(net, torch.empty(2, 3, 224, 224, device='meta'))]
+            asked = V.block_inputs(net, torch.empty(2, 3, 224, 224, device='meta'), torch.tensor([0, 1], device='meta'))
+            assert set(tokens) == {(224 // patch) ** 2 + 1}
+            assert [t.shape[1] for t in asked] == [tokens[0] + 1] * 12 + [tokens[0]]
+
+
+def test_the_categories_are_in_the_published_order():
+    order = 'Bags, Feet, Hands, Head, Lower Body, Neck, Outwear, Upper Body, Waist, Whole Body'
+    assert ', '.join(V.CATEGORIES) == order
+    net = V.CondViT(small_vit())
+    assert V.category_numbers(net, ['Bags', 'Whole Body', 'Outwear']).tolist() == [0, 9, 6]
+
+
+def test_the_condition_is_the_last_token_with_its_position_in_front_of_the_first_norm():
+    visual, x = small_vit(), torch.randn(2, 3, 64, 64)
+    net = V.CondViT(visual).eval()
+    with torch.no_grad():
+        patches = visual.conv1(x).flatten(2).mT
+        tokens = torch.cat([visual.class_embedding.expand(2, 1, -1), patches], 1) + visual.positional_embedding
+        condition = net.c_embedding.weight[[3, 8]] + net.c_pos_embedding
+        by_hand = visual.ln_pre(torch.cat([tokens, condition[:, None]], 1))
+        first, *_ = V.block_inputs(net, x, torch.tensor([3, 8]))
+        torch.testing.assert_close(first, by_hand, atol=1e-6, rtol=0)
+        feature = visual.ln_post(visual.transformer(by_hand)[:, 0]) @ visual.proj
+        torch.testing.assert_close(net(x, torch.tensor([3, 8])), feature, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize('condition', ['category', 'text', 'none'])
+def test_without_a_condition_it_is_the_vit(condition, tiny):
+    visual, x = small_vit(), torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        net = V.CondViT(visual, condition, text_width=20).eval()
+        torch.testing.assert_close(net(x), visual(x), atol=1e-6, rtol=0)
+        net = V.conditional_vit(tiny, condition=condition, text_width=20).eval()
+        torch.testing.assert_close(net(x), tiny.encode_image(x), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize('depth', [1, 2, 3])
+def test_every_depth(depth):
+    "Blocks before the insertion do not see the condition; the gradient reaches it at every depth."
+    net, x, c = V.CondViT(small_vit(), insert_before=depth).eval(), torch.randn(2, 3, 64, 64), torch.tensor([0, 5])
+    with torch.no_grad():
+        asked, plain = list(V.block_inputs(net, x, c)), list(V.block_inputs(net, x))
+    assert [a.shape[1] - p.shape[1] for a, p in zip(asked, plain)] == [int(k >= depth) for k in (1, 2, 3)] + [0]
+    for k, (a, p) in enumerate(zip(asked, plain), 1):
+        assert torch.equal(a[:, :17], p) == (k <= depth)
+    net(x, c).sum().backward()
+    assert net.c_embedding.weight.grad[[0, 5]].abs().min() > 0 and net.c_embedding.weight.grad[1:5].abs().max() == 0
+
+
+@pytest.mark.parametrize('depth', [0, 4, -1])
+def test_a_depth_that_the_tower_does_not_have(depth):
+    with pytest.raises(ValueError, match=f'insert_before: must be from 1 to 3, .* got {depth}'):
+        V.CondViT(small_vit(), insert_before=depth)
+    if depth == 4:
+        given = dict(method='condvit', backbone='tiny_xs', pretrained='default', insert_before=9, samples=40)
+        with pytest.raises(ValueError, match='insert_before: must be from 1 to 4'):
+            T.make_objective(T.settings(given | dict(device='cpu')))
+
+
+def test_a_resnet_cannot_be_conditioned():
+    with pytest.raises(ValueError, match='ModifiedResNet has no blocks'):
+        V.CondViT(build_model('RN50x4-quickgelu', device='meta').visual)
+
+
+def test_a_condition_of_the_other_kind():
+    x, numbers, sentences = torch.randn(2, 3, 64, 64), torch.tensor([0, 1]), torch.randn(2, 20)
+    category, text = V.CondViT(small_vit()), V.CondViT(small_vit(), 'text', text_width=20)
+    with pytest.raises(
+        ValueError, match=r'category numbers \(2,\), got float32 \(2, 20\); sentence embeddings are for'
+    ):
+        category(x, sentences)
+    with pytest.raises(ValueError, match=r'sentence embeddings \(2,20\), got int64 \(2,\); category numbers are for'):
+        text(x, numbers)
+    with pytest.raises(ValueError, match=r'sentence embeddings \(2,20\), got float32 \(2, 7\)'):
+        text(x, torch.randn(2, 7))
+    with pytest.raises(ValueError, match='this ViT reads none'):
+        V.CondViT(small_vit(), 'none')(x, numbers)
+    with pytest.raises(ValueError, match=r'category numbers \(2,\), got int64 \(3,\)'):
+        category(x, torch.tensor([0, 1, 2]))
