@@ -252,17 +252,25 @@ def _bound(nb: dict) -> set:
     return names
 
 
+def _injected(namespace: dict) -> dict:
+    "What the cell that papermill has added says; where none was added, nothing."
+    found, added = {}, [source for source in namespace.get('In', []) if source.startswith('# Parameters\n')]
+    exec(added[-1] if added else '', {}, found)
+    return found
+
+
 def collect_parameters(namespace: dict, chapter: str, others: bool = False) -> dict:
     """The parameters of a chapter as its cells have set them (`namespace` is `globals()`).
 
-    A plain value under a name that the chapter does not know is an error, or with `others` a further parameter;
-    names in capitals are constants.
+    ValueError for a name that the chapter does not know, if papermill was given it or if it holds a plain value; with
+    `others` it is a further parameter. Names in capitals that papermill was not given are constants.
     """
-    nb = read_notebook(notebooks()[chapter])
-    known, bound = defaults(nb, chapter), _bound(nb) | {'In', 'Out'}
+    nb, file = read_notebook(notebooks()[chapter]), f'nbs/{chapter}.ipynb'
+    known, bound = defaults(nb, file), _bound(nb) | {'In', 'Out'}
     plain = (str, int, float, bool, list, dict, type(None))
     free = [k for k in namespace if k not in known and k not in bound and k[:1] != '_' and not k.isupper()]
     new = {k: namespace[k] for k in free if type(namespace[k]) in plain}
+    new |= {k: v for k, v in _injected(namespace).items() if k not in known}
     if new and not others:
-        checked(new, known, chapter)  # raises
-    return checked({k: namespace[k] for k in known}, known, chapter) | new
+        checked(new, known, file)  # raises
+    return checked({k: namespace[k] for k in known}, known, file) | new
