@@ -141,6 +141,14 @@ class Experiment:
         return self.folder / 'receipt.json'
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #b3aaa921
+def _config_of(given: dict, file: Path) -> type:
+    "The class that checks the parameters of a training's method."
+    try:
+        return api.get('method', api.resolve_method(given)).Config
+    except ValueError as e:
+        raise ValueError(f'{file}: {e}') from None
+
+
 def _experiment(profile: str, file: Path, data: str) -> Experiment:
     "Read one parameter file and hold it against its notebook."
     name = file.relative_to(project_root() / 'params' / profile).with_suffix('').as_posix()
@@ -159,7 +167,7 @@ def _experiment(profile: str, file: Path, data: str) -> Experiment:
     if data and 'data' in (known or {}):
         given['data'] = data
     if known and 'method' in known:  # a training: its method has parameters of its own
-        config = api.get('method', api.resolve_method(known | given)).Config
+        config = _config_of(known | given, file)
         known = {k: f.default for k, f in config.model_fields.items()} | known
     full = checked(given, known or {}, str(file))
     if known and 'method' in known:
