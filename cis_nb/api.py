@@ -9,6 +9,7 @@ __all__ = ['REGISTRY', 'Backbone', 'ImageSource', 'Queries', 'Method', 'Task', '
            'method_styles', 'method_style', 'main_metrics', 'task_metrics', 'task_title']
 
 # %% ../nbs/00_api.ipynb #2021fb52
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -193,22 +194,28 @@ class TrainingConfig(BaseModel):
         return name
 
 # %% ../nbs/00_api.ipynb #78720534
+def _near(name, known) -> str:
+    "The name that was probably meant, whatever its capitals."
+    names = {n.lower(): n for n in known}
+    return ''.join(f'; did you mean {names[n]!r}?' for n in get_close_matches(str(name).lower(), names, 1))
+
+
 def _choices(name, known: list) -> str:
     "The known names, and the one that was probably meant."
-    near = ''.join(f'; did you mean {n!r}?' for n in get_close_matches(str(name), known, 1))
-    return f'known: {", ".join(known)}{near}'
+    return f'known: {", ".join(known)}{_near(name, known)}'
 
 
 def _fault(error: dict, config: type) -> str:
     "One finding of pydantic in words."
     name, given = '.'.join(map(str, error['loc'])), error['input']
     if error['type'] == 'extra_forbidden':
-        near = get_close_matches(name, config.model_fields, 1)
-        return (
-            f'unknown parameter {name!r}{f"; did you mean {near[0]!r}?" if near else ""}; known:'
-            f' {", ".join(sorted(config.model_fields))}'
-        )
+        known = config.model_fields
+        return f'unknown parameter {name!r}{_near(name, known)}; known: {", ".join(sorted(known))}'
     what = error['msg'].removeprefix('Value error, ')
+    if not error['loc']:  # a rule on several fields, named in its message
+        words = re.findall(r'\w+', re.sub("'[^']*'", '', what))
+        values = {k: given.get(k, f.default) for k, f in config.model_fields.items() if k in words} or given
+        return f'{", ".join(f"{k}: {v!r}" for k, v in values.items())} is not allowed: {what}'
     return f'{name}: {given!r} is not allowed: {what[0].lower()}{what[1:]}'
 
 

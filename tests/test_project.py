@@ -14,7 +14,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from projects import ROOT
 from cis_nb.book import runner, site
-from cis_nb.core.experiment_files import code_cells, defaults, experiments, notebooks, read_notebook, skipped_by_tests
+from cis_nb.core.experiment_files import (
+    code_cells,
+    defaults,
+    experiments,
+    notebooks,
+    read_notebook,
+    skipped_by_tests,
+    tags,
+)
 from cis_nb.experiments import claims
 
 NOTEBOOKS = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
@@ -101,6 +109,23 @@ def test_a_notebook_is_clean_and_has_its_parts(path):
     if known is not None:
         assert not any(map(skipped_by_tests, code)), 'papermill runs cells marked for people too'
         assert 'finish(' in code[-1]['source'], 'the last cell calls finish(...)'
+
+
+WITH_PARAMETERS = [p for p in NOTEBOOKS if any('parameters' in tags(c) for c in read_notebook(p)['cells'])]
+
+
+@pytest.mark.parametrize('path', WITH_PARAMETERS, ids=named)
+def test_parameters_are_collected_before_anything_is_computed(path):
+    "Unknown names end a run at its start; between the parameters and the check stand imports and definitions only."
+    code = code_cells(read_notebook(path))
+    at = next(i for i, c in enumerate(code) if 'parameters' in tags(c))
+    lines = [s for c in code[at + 1 :] for s in ast.parse(c['source']).body]
+    first = next(s for s in lines if not isinstance(s, (ast.Import, ast.ImportFrom, ast.FunctionDef)))
+    chapter = path.relative_to(ROOT / 'nbs').with_suffix('').as_posix()
+    assert isinstance(first, ast.Assign), ast.unparse(first)
+    call = ast.unparse(first.value)
+    allowed = [f"collect_parameters(globals(), '{chapter}'{more})" for more in ('', ', others=True')]
+    assert call in allowed, f'{ast.unparse(first)}: the first line after the imports is params = {allowed[0]}'
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=named)

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from cis_nb import train as T
 from cis_nb.core.experiment_files import defaults, read_notebook
@@ -80,12 +81,52 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
         T.settings(dict(method='combine'))
 
 
+def test_runs_of_two_precisions_have_two_keys(monkeypatch):
+    "`dtype: auto` is bfloat16 on CUDA and float32 elsewhere; the key of the run says which."
+    asked = {}
+    for kind in ('cpu', 'cuda'):
+        monkeypatch.setattr(T, 'pick_device', lambda device, kind=kind: torch.device(kind))
+        for dtype in ('auto', 'float32', 'bfloat16'):
+            found = T.settings(dict(method='contrastive', dtype=dtype)).model_dump()
+            asked[kind, dtype] = {k: v for k, v in found.items() if k not in T.FREE}
+    assert asked['cpu', 'auto'] == asked['cpu', 'float32'] == asked['cuda', 'float32']
+    assert asked['cuda', 'auto'] == asked['cuda', 'bfloat16'] == asked['cpu', 'bfloat16']
+    assert asked['cpu', 'auto'] != asked['cuda', 'auto']
+
+
+@pytest.mark.parametrize(
+    'given, said',
+    [
+        (dict(method='combinr'), "method: 'combinr' is not registered; known: .*; did you mean 'combiner'"),
+        (dict(method='image_text'), "method: 'image_text' has no training; methods with a training: "),
+        (dict(device='cuda'), "device 'cuda' is not available: .*; use auto or cpu"),
+        (dict(STEPS=500), "unknown parameter 'STEPS'; did you mean 'steps'"),
+        (
+            dict(method='combiner', triplets='cirr', validation='triplets'),
+            "triplets: 'cirr', validation: 'triplets' is not allowed: validation must be 'cirr' where",
+        ),
+        (
+            dict(method='condvit', condition='none', gallery_token=True),
+            "condition: 'none', gallery_token: True is not allowed: gallery_token must be false",
+        ),
+    ],
+)
+def test_a_mistake_names_its_file(given, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    for source, at in (('mine.yaml', 'mine.yaml: '), ('', '')):
+        with pytest.raises(ValueError, match=f'^{at}{said}'):
+            T.settings(given, source)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     'backbone, words',
     [
         ('vit_h', ['vit_h', 'open_clip_model.safetensors', 'GB']),
-        ('vit_b31', ["05_train: backbone: 'vit_b31' is not allowed: known: tiny_xs", "did you mean 'vit_b32'"]),
+        (
+            'vit_b31',
+            ["nbs/05_train.ipynb: backbone: 'vit_b31' is not allowed: known: tiny_xs", "did you mean 'vit_b32'"],
+        ),
     ],
 )
 def test_papermill_says_what_to_do_where_a_backbone_or_its_weights_are_not_there(tmp_path, backbone, words):

@@ -141,6 +141,14 @@ class Experiment:
         return self.folder / 'receipt.json'
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #b3aaa921
+def _config_of(given: dict, file: Path) -> type:
+    "The class that checks the parameters of a training's method."
+    try:
+        return api.get('method', api.resolve_method(given)).Config
+    except ValueError as e:
+        raise ValueError(f'{file}: {e}') from None
+
+
 def _experiment(profile: str, file: Path, data: str) -> Experiment:
     "Read one parameter file and hold it against its notebook."
     name = file.relative_to(project_root() / 'params' / profile).with_suffix('').as_posix()
@@ -159,7 +167,7 @@ def _experiment(profile: str, file: Path, data: str) -> Experiment:
     if data and 'data' in (known or {}):
         given['data'] = data
     if known and 'method' in known:  # a training: its method has parameters of its own
-        config = api.get('method', api.resolve_method(known | given)).Config
+        config = _config_of(known | given, file)
         known = {k: f.default for k, f in config.model_fields.items()} | known
     full = checked(given, known or {}, str(file))
     if known and 'method' in known:
@@ -252,17 +260,25 @@ def _bound(nb: dict) -> set:
     return names
 
 
+def _injected(namespace: dict) -> dict:
+    "What the cell that papermill has added says; where none was added, nothing."
+    found, added = {}, [source for source in namespace.get('In', []) if source.startswith('# Parameters\n')]
+    exec(added[-1] if added else '', {}, found)
+    return found
+
+
 def collect_parameters(namespace: dict, chapter: str, others: bool = False) -> dict:
     """The parameters of a chapter as its cells have set them (`namespace` is `globals()`).
 
-    A plain value under a name that the chapter does not know is an error, or with `others` a further parameter;
-    names in capitals are constants.
+    ValueError for a name that the chapter does not know, if papermill was given it or if it holds a plain value; with
+    `others` it is a further parameter. Names in capitals that papermill was not given are constants.
     """
-    nb = read_notebook(notebooks()[chapter])
-    known, bound = defaults(nb, chapter), _bound(nb) | {'In', 'Out'}
+    nb, file = read_notebook(notebooks()[chapter]), f'nbs/{chapter}.ipynb'
+    known, bound = defaults(nb, file), _bound(nb) | {'In', 'Out'}
     plain = (str, int, float, bool, list, dict, type(None))
     free = [k for k in namespace if k not in known and k not in bound and k[:1] != '_' and not k.isupper()]
     new = {k: namespace[k] for k in free if type(namespace[k]) in plain}
+    new |= {k: v for k, v in _injected(namespace).items() if k not in known}
     if new and not others:
-        checked(new, known, chapter)  # raises
-    return checked({k: namespace[k] for k in known}, known, chapter) | new
+        checked(new, known, file)  # raises
+    return checked({k: namespace[k] for k in known}, known, file) | new

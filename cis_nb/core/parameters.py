@@ -49,7 +49,8 @@ def checked(
         raise TypeError(f'{at}expected lines of the form "name: value", found {given!r}')
     for k, v in given.items():
         if k not in defaults:
-            near = ''.join(f'did you mean {n!r}? ' for n in difflib.get_close_matches(str(k), defaults, 1))
+            names = {str(n).lower(): n for n in defaults}
+            near = ''.join(f'did you mean {names[n]!r}? ' for n in difflib.get_close_matches(str(k).lower(), names, 1))
             raise ValueError(f'{at}unknown parameter {k!r}; {near}known: {", ".join(sorted(defaults))}')
         try:
             out[k] = _fit(v, defaults[k])

@@ -147,9 +147,9 @@ def show_grid(
     height=1.1,  # of the images, in inches
 ) -> Page:
     "Strips of images one below another."
-    rows = [_plan(r, height) for r in rows if len(r['images'])]
+    given, rows = len(rows), [_plan(r, height) for r in rows if len(r['images'])]
     if not rows:
-        raise ValueError('show_grid: no images to show')
+        raise ValueError(f'show_grid: rows: no image in {given} rows; give at least one image, or draw no figure')
     set_style()
     fig = Page(figsize=(WIDTH, sum(r['total'] for r in rows) + 0.05))
     top = fig.get_size_inches()[1] - 0.02

@@ -297,7 +297,7 @@ def sizes(run) -> Outcome:
         t: [len(g) == size[t] for (_, u), b in run.tasks.items() if u == t for g in b.queries.gallery] for t in TASKS
     }
     if not any(right.values()):
-        raise ValueError('there are no galleries')
+        raise ValueError(f'no gallery of {", ".join(TASKS)}; name one in `tasks`, with `templates` of at least 1')
     words = [f'{TASK_LABELS[t]}: {size[t]} images in {sum(r):,} of {len(r):,}' for t, r in right.items() if r]
     return Outcome('; '.join(words), 'reproduced' if all(map(all, right.values())) else 'not reproduced')
 

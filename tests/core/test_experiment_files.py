@@ -1,6 +1,9 @@
 "Parameter files and notebooks with mistakes; each is found before anything runs."
 
 import json
+import shutil
+from pathlib import Path
+
 import pytest
 from cis_nb.core.experiment_files import (
     collect_parameters,
@@ -82,3 +85,54 @@ def test_a_value_of_another_type_is_refused_when_parameters_are_collected(projec
     assert collect_parameters(dict(known), '01_honest') == known
     with pytest.raises(TypeError, match='n'):
         collect_parameters(dict(known, n='many'), '01_honest')
+
+
+def asked(name: str, value: str = '3') -> list:
+    "The kernel's history after `papermill -p name value`."
+    return ['', 'n = 1\nrate = 0.1', f'# Parameters\n{name} = {value}\n', 'import json']
+
+
+@pytest.mark.parametrize(
+    'name, near', [('rat', "did you mean 'rate'"), ('RATE', "did you mean 'rate'"), ('_rate', ''), ('json', '')]
+)
+def test_a_name_that_the_page_does_not_know_is_refused_whatever_it_looks_like(name, near, project):
+    project.chapter('01_honest')
+    names = dict(n=1, rate=0.1, json=json, In=asked(name)) | ({} if name == 'json' else {name: 3})
+    said = f"^nbs/01_honest.ipynb: unknown parameter '{name}'; {near}.*known: n, rate$"
+    with pytest.raises(ValueError, match=said):
+        collect_parameters(names, '01_honest')
+    assert collect_parameters(names, '01_honest', others=True)[name] == 3  # though an import has bound it since
+
+
+def test_only_the_last_cell_of_papermill_counts(project):
+    "In JupyterLab the cell may be corrected and run again; constants of a page are no parameters."
+    project.chapter('01_honest')
+    names = dict(n=2, rate=0.1, RATE=3, In=asked('RATE') + asked('n', '2'))
+    assert collect_parameters(names, '01_honest') == dict(n=2, rate=0.1)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('name', ['noize', 'NOISE', 'json'])
+def test_papermill_ends_with_an_error_for_an_unknown_name(name, project, monkeypatch):
+    import papermill
+
+    project.chapter('01_collects')
+    monkeypatch.setenv('PYTHONPATH', str(project.home))
+    source, made = (str(project.home / p) for p in ('nbs/01_collects.ipynb', 'made.ipynb'))
+    papermill.execute_notebook(source, made, dict(noise=2), kernel_name='python3', progress_bar=False)
+    with pytest.raises(papermill.PapermillExecutionError, match=f"01_collects.ipynb: unknown parameter '{name}'"):
+        papermill.execute_notebook(source, made, {name: 2}, kernel_name='python3', progress_bar=False)
+
+
+@pytest.mark.parametrize(
+    'given, said',
+    [
+        ("method: combinr", "method: 'combinr' is not registered; known: .*did you mean 'combiner'"),
+        ('method: combiner\nTAU: 3', "unknown parameter 'TAU'; did you mean 'tau'"),
+    ],
+)
+def test_a_mistake_in_the_file_of_a_training_names_the_file(given, said, project):
+    shutil.copy(Path(__file__).parents[2] / 'nbs' / '05_train.ipynb', project.home / 'nbs')
+    project.write('params/quick/05_train.yaml', given)
+    with pytest.raises(ValueError, match=f'params/quick/05_train.yaml: {said}'):
+        experiments('quick')

@@ -11,6 +11,11 @@ pytestmark = pytest.mark.usefixtures('store')
 # --- pictures
 
 
+def test_a_figure_without_images_says_what_it_needs():
+    with pytest.raises(ValueError, match='show_grid: rows: no image in 2 rows; give at least one image'):
+        show.show_grid([dict(images=[]), dict(images=[])])
+
+
 def test_pictures_are_as_wide_as_a_column():
     images = [Image.new('RGB', (60, 40)), Image.new('L', (30, 90)), Image.new('RGBA', (5, 5))]
     for fig in (

@@ -90,3 +90,8 @@ def test_a_claim_that_cannot_be_tested_says_why(tmp_path):
         and 'Focus Attribute' in found.effect['G03']
         and found.verdict['G09'] == cl.IN_FULL
     )
+
+
+def test_a_run_without_galleries_says_what_to_ask_for():
+    with pytest.raises(ValueError, match=f'no gallery of {TASKS[0]}, .*; name one in `tasks`, with `templates` of at'):
+        cl.sizes(SimpleNamespace(tasks={}))
