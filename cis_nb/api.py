@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol, Sized, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Sized, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
@@ -141,13 +141,23 @@ class MethodByTask(Protocol):
 class Objective(Protocol):
     "What is minimised, on what data, and by which number the best weights are chosen."
 
-    name: str
+    name: str  # in progress and errors
     modules: dict  # name -> nn.Module; their parameters that require a gradient train
     data: Sized
+    group: int  # neighbours in the data that stay together
+    in_order: bool  # read the data from its beginning instead of shuffling it
     metric: str  # one of the names that `validate` gives
+    panels: tuple  # first words of these names; each has a panel in figures
+    counts: dict  # what was read or left out, for the record of a run
+    backbone: Backbone  # that is trained or read, for the same record
+    ema: float  # decay of the averaged weights, in [0,1); 0: no average
+    betas: tuple  # of AdamW
+    decay_matrices_only: bool  # vectors, scalars and embedding tables do not decay
 
     def prepare(self, ids, rng) -> Any: ...  # a batch, made on the CPU ahead of the step
     def loss(self, batch) -> Tensor: ...
+    def learning_rate(self, step: int, steps: int, peak: float, warmup: int, schedule: str) -> float: ...
+    def before_step(self, step: int, optimizer): ...
     def after_step(self): ...
     def validate(self) -> dict: ...  # name -> number
     def save(self, folder: Path): ...
@@ -159,6 +169,7 @@ class TrainingConfig(BaseModel):
     "What every training has."
 
     model_config = ConfigDict(extra='forbid', strict=True, allow_inf_nan=False, protected_namespaces=())
+    sources: ClassVar[tuple] = ('data',)  # the parameters that name what is learned from, for the line under a table
 
     backbone: str = Field('tiny', description='a registered backbone: tiny, vit_b32, vit_l, …')
     pretrained: str = Field(

@@ -87,7 +87,7 @@ def fit(folder, given: dict) -> pd.DataFrame:
     # one core draws the next batch
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 2) - 1)))
     config = settings(given)
-    return train(make_objective(config), Path(folder), **{k: getattr(config, k) for k in LOOP if hasattr(config, k)})
+    return train(make_objective(config), Path(folder), **{k: getattr(config, k) for k in LOOP})
 
 # %% ../nbs/05_train.ipynb #6e75d7fb
 def train_or_load(config: TrainingConfig) -> Path:

@@ -124,6 +124,8 @@ def packed_folder(root, size: int, workers: int = None) -> Path:
 class PhotoPairs:
     "The photographs of one split with their captions: pairs for training, whole photographs for searching."
 
+    group, in_order = 1, False  # no twins; shuffled in each epoch
+
     def __init__(self, root, split: str = 'train', image_size: int = 64, workers: int = None):
         self.folder, self.split, self.name = packed_folder(root, image_size, workers), split, data_root(root).name
         about = json.loads((self.folder / 'photos.json').read_text())

@@ -40,6 +40,7 @@ from .contrastive import all_gather_with_grad
 from ..mining.parsers import parser_for
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
+from ..training.loop import BaseObjective
 from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #3bccd664
@@ -221,7 +222,7 @@ class PartiallyFrozen(nn.Module):
 NEGATIVES = dict(batch=(), references=('ref',), distractors=('far',), both=('ref', 'far'))
 
 
-class CombinerBatches:
+class CombinerBatches(BaseObjective):
     "What a Combiner learns from, for frozen or training towers."
 
     def __init__(
@@ -296,9 +297,6 @@ class CombinerLoss(CombinerBatches):
         return query_target_loss(
             self.net(ref, e), target, self.tau, torch.cat(others) if others else None, self.symmetric
         )
-
-    def after_step(self):
-        pass
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #d6b0c331
 @dataclass(kw_only=True)

@@ -301,8 +301,6 @@ def cut_crops(images, crops, size: int) -> torch.Tensor:  # (B,3,S,S) uint8, B c
 class ProductStream:
     "The order of a training: each product once an epoch, whole batches only, every draw a function of its place."
 
-    in_order = True
-
     def __init__(self, pairs: ProductPairs, batch_size: int, steps: int, seed: int = 0):
         if batch_size > len(pairs):
             raise ValueError(
@@ -346,6 +344,7 @@ class CondViTTraining(RetrievalValidation):
     "The objective of `method: condvit` (LRVS-F, Sec. 4)."
 
     name, betas, decay_matrices_only = 'condvit', (0.9, 0.999), False
+    in_order = True  # `ProductStream` shuffles
 
     def __init__(
         self,

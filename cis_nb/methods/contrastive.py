@@ -24,6 +24,7 @@ from ..data.datasets import image_text_pairs
 from .baselines import method
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol
 from ..retrieval.statistics import bootstrap_ci
+from ..training.loop import BaseObjective
 from ..training.validation import Evaluation, run_folder
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #e8bf481e
@@ -165,7 +166,7 @@ class Similarities:
     texts: list
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #140880f2
-class Contrastive:
+class Contrastive(BaseObjective):
     "CLIP's objective, for a backbone and pairs of images and captions."
 
     name, metric = 'contrastive', 'mean'
@@ -173,6 +174,16 @@ class Contrastive:
     def __init__(self, backbone, data, held_out: dict, source: str = 'world'):
         self.backbone, self.data, self.held_out, self.modules = backbone, data, held_out, {'backbone': backbone}
         self.source = source  # the parameter `data`
+
+    @property
+    def group(self) -> int:
+        "Twins of the data stay together."
+        return self.data.group
+
+    @property
+    def in_order(self) -> bool:
+        "A drawn stream is read from its beginning, photographs are shuffled."
+        return self.data.in_order
 
     def prepare(self, ids, rng):
         images, texts = self.data.batch(ids)

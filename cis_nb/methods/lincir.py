@@ -38,6 +38,7 @@ from cis_nb.methods.pseudo_words import (
 )
 from ..mining.captions import read_captions
 from ..mining.corpora import KEYS, MASKINGS, Corpus, corpus_folder, normalize_caption, sources_of
+from ..training.loop import BaseObjective
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #70220d29
 def _uniform(shape):
@@ -80,7 +81,7 @@ def noise(law: str, shape, scale: float = 1.0) -> torch.Tensor:  # (B,D)
 SUPERVISION = ('masked', 'prompt', 'image')
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #526801f7
-class MaskedCaptions:
+class MaskedCaptions(BaseObjective):
     "What LinCIR learns from: what whole captions mean, and their masked ids."
 
     def __init__(
@@ -192,6 +193,8 @@ class Padded(SelfMasking):
 # %% ../../nbs/04b_methods/05_lincir.ipynb #0c141ea5
 class LinCIRConfig(TrainingConfig):
     "LinCIR's own parameters."
+
+    sources = ('corpus', 'data')
 
     corpus: str = Field(
         'world', description='captions: world, text files, folders of images with captions; several with +'

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['epoch_order', 'batch_indices', 'step_seed', 'StepDataset', 'prefetch', 'learning_rate', 'trainable_parameters',
-           'adamw', 'has_fast_bfloat16', 'check_gpus', 'accelerator_for', 'ObjectiveModule', 'loss_function',
-           'mean_over_processes', 'update', 'ema_update', 'ema_weights', 'Log', 'train', 'objective_name',
-           'batch_maker', 'start_or_resume', 'divergence_error', 'validate_and_keep_best', 'broadcast_weights',
-           'finish_run']
+           'adamw', 'BaseObjective', 'has_fast_bfloat16', 'check_gpus', 'accelerator_for', 'ObjectiveModule',
+           'loss_function', 'mean_over_processes', 'update', 'ema_update', 'ema_weights', 'Log', 'train', 'batch_maker',
+           'start_or_resume', 'divergence_error', 'validate_and_keep_best', 'broadcast_weights', 'finish_run']
 
 # %% ../../nbs/05a_training/00_loop.ipynb #1e3ea73f
 import contextlib
@@ -141,6 +140,30 @@ def adamw(
     ]
     return torch.optim.AdamW([g for g in groups if g['params']], lr=0.0, betas=betas, fused=True)
 
+# %% ../../nbs/05a_training/00_loop.ipynb #a6662861
+class BaseObjective:
+    "What most objectives answer to the loop and to the page of a training; the contract is `cis_nb.api.Objective`."
+
+    name: str = 'objective'  # in progress and errors
+    group: int = 1  # neighbours in the data that stay together
+    in_order: bool = False  # read the data from its beginning instead of shuffling it
+    ema: float = 0.0  # decay of the averaged weights, in [0,1); 0: no average
+    betas: tuple = (0.9, 0.98)  # of AdamW, as CLIP uses
+    decay_matrices_only: bool = True  # vectors, scalars and embedding tables do not decay
+    panels: tuple = ()  # first words of the validation's names; each has a panel in figures
+    counts: dict = {}  # what was read or left out, for the record of a run
+    backbone: object = None  # that is trained or read, for the same record
+
+    def before_step(self, step: int, optimizer):
+        "Called before each update; does nothing unless a subclass overrides it."
+
+    def after_step(self):
+        "Called after each update; does nothing unless a subclass overrides it."
+
+    def learning_rate(self, step: int, steps: int, peak: float, warmup: int, schedule: str) -> float:
+        "The rate of one step: linear warm-up, then `schedule`."
+        return learning_rate(step, steps, peak, warmup, schedule)
+
 # %% ../../nbs/05a_training/00_loop.ipynb #d839bc72
 def has_fast_bfloat16() -> bool:
     "Does this processor have bfloat16 instructions?"
@@ -221,8 +244,7 @@ def update(
     if not np.isfinite(loss + norm):
         raise FloatingPointError(f'loss {loss}, gradient norm {norm}')
     optimizer.step()
-    if hasattr(objective, 'after_step'):
-        objective.after_step()
+    objective.after_step()
     return loss
 
 # %% ../../nbs/05a_training/00_loop.ipynb #0e5b61cd
@@ -309,18 +331,16 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     make = batch_maker(objective, batch_size, seed, acc)
     optimizer, state = start_or_resume(objective, folder, weight_decay, acc)
-    compute_loss, ema = loss_function(objective, acc), getattr(objective, 'ema', 0.0)
-    rate_of_step = getattr(objective, 'learning_rate', learning_rate)
+    compute_loss, ema = loss_function(objective, acc), objective.ema
     log, remaining = Log(folder, state['rows']) if acc.is_main_process else None, range(state['step'], steps)
-    bar = progress(remaining, f'training {objective_name(objective)}', unit='step') if log else remaining
+    bar = progress(remaining, f'training {objective.name}', unit='step') if log else remaining
     since, losses = time.time(), []
     for step, batch in zip(bar, prefetch(make, remaining, workers)):
         for group in optimizer.param_groups:
-            group['lr'] = rate_of_step(step, steps, lr, warmup, schedule)
+            group['lr'] = objective.learning_rate(step, steps, lr, warmup, schedule)
         for m in modules.values():
             m.train()
-        if hasattr(objective, 'before_step'):
-            objective.before_step(step, optimizer)
+        objective.before_step(step, optimizer)
         torch.manual_seed(step_seed(seed, step, acc.process_index))
         try:
             losses.append(update(objective, batch, optimizer, acc, clip, compute_loss))
@@ -347,15 +367,10 @@ def train(
     return finish_run(objective, folder, state, acc)
 
 # %% ../../nbs/05a_training/00_loop.ipynb #980f1bf8
-def objective_name(objective) -> str:
-    "How progress and errors call an objective."
-    return getattr(objective, 'name', type(objective).__name__)
-
-
 def batch_maker(objective, batch_size: int, seed: int, accelerator):  # step -> batch
     "A function from a step to this process's share of its batch; ValueError if the batch cannot be divided."
-    data, processes = objective.data, accelerator.num_processes
-    group, share = getattr(data, 'group', 1), batch_size // processes
+    processes, group = accelerator.num_processes, objective.group
+    share = batch_size // processes
     first = accelerator.process_index * share
     if share < 1 or batch_size % (processes * group):
         raise ValueError(
@@ -364,7 +379,7 @@ def batch_maker(objective, batch_size: int, seed: int, accelerator):  # step -> 
         )
 
     def make(step):
-        ids = batch_indices(step, batch_size, len(data), group, seed, getattr(data, 'in_order', False))
+        ids = batch_indices(step, batch_size, len(objective.data), group, seed, objective.in_order)
         rng = np.random.default_rng(step_seed(seed, step, accelerator.process_index))
         return objective.prepare(ids[first : first + share], rng)
 
@@ -376,8 +391,7 @@ def start_or_resume(objective, folder: Path, weight_decay: float, accelerator) -
     modules, device = objective.modules, accelerator.device
     for m in modules.values():
         m.to(device)
-    betas, matrices_only = getattr(objective, 'betas', (0.9, 0.98)), getattr(objective, 'decay_matrices_only', True)
-    optimizer = adamw(modules, weight_decay, betas, matrices_only)
+    optimizer = adamw(modules, weight_decay, objective.betas, objective.decay_matrices_only)
     state, checkpoint = dict(step=0, best=None, rows=[], ema={}), last_checkpoint(folder)
     if checkpoint:
         state = load_checkpoint(checkpoint, modules, optimizer)
@@ -403,8 +417,7 @@ def validate_and_keep_best(objective, state: dict, folder: Path, accelerator) ->
             m.eval()
         numbers = {k: float(v) for k, v in objective.validate().items()}
         if metric not in numbers:
-            name = objective_name(objective)
-            raise KeyError(f'{name}: validate() must return its metric {metric!r}, got {sorted(numbers)}')
+            raise KeyError(f'{objective.name}: validate() must return its metric {metric!r}, got {sorted(numbers)}')
         if state['best'] is None or numbers[metric] >= state['best'][1]:
             state['best'] = [state['step'], numbers[metric]]
             if accelerator.is_main_process:

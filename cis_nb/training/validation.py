@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from ..backbones.features import TextMemory
 from ..core.store import store_root
 from ..retrieval.protocol import Task, evaluate
+from .loop import BaseObjective
 
 # %% ../../nbs/05a_training/01_validation.ipynb #04ef2287
 def recall_ks(task: Task) -> tuple:
@@ -35,11 +36,13 @@ class Evaluation:
     examples: object  # what figures are drawn from: {task: per_query}, or an objective's own
 
 
-class RetrievalValidation:
+class RetrievalValidation(BaseObjective):
     "The part of an objective that ranks held-out queries: `tasks` (name -> Task) and `method()` are the objective's."
 
-    def after_step(self):
-        "A hook after each optimiser step; does nothing unless a subclass overrides it."
+    @property
+    def panels(self) -> tuple:
+        "The names of the tasks."
+        return tuple(self.tasks)
 
     @property
     def metric(self) -> str:

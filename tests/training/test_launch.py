@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from cis_nb.methods.contrastive import all_gather_with_grad
 from cis_nb.training.checkpoints import weights
-from cis_nb.training.loop import train
+from cis_nb.training.loop import BaseObjective, train
 
 
-class Regression:
+class Regression(BaseObjective):
     "A small network; its loss is of the whole batch (gathered) or of this process's share."
 
     metric, ema = 'score', 0.9

@@ -19,9 +19,9 @@ import sys, time, torch, torch.nn.functional as F, numpy as np
 from safetensors.torch import save_file
 from cis_nb.core.store import stored
 from cis_nb.methods.contrastive import all_gather_with_grad
-from cis_nb.training.loop import train, weights
+from cis_nb.training.loop import BaseObjective, train, weights
 
-class Toy:
+class Toy(BaseObjective):
     "A small network with dropout and noisy data; slow enough to be killed."
     name, metric, ema = 'toy', 'score', .9
     def __init__(self, wait=0., noise=.1, dropout=.2):
@@ -36,7 +36,6 @@ class Toy:
         time.sleep(self.wait)
         return F.mse_loss(all_gather_with_grad(self.modules['net'](batch[0])), all_gather_with_grad(batch[1]))
     def validate(self): return {'score': -F.mse_loss(self.modules['net'](self.x), self.y).item()}
-    def after_step(self): pass
     def save(self, folder): save_file(weights(self.modules), folder/'model.safetensors')
 
 def fit(folder, wait=0., steps=60, workers=0, **kw):

@@ -53,9 +53,6 @@ class LearnedSumTraining(RetrievalValidation):
         ref, cond, target = batch
         return info_nce(self.net(ref, cond), target, torch.tensor(self.config.temperature))
 
-    def after_step(self):
-        pass
-
     def method(self):
         return LearnedSum(name='learned_sum', title='Learned sum', backbone=self.backbone, net=self.net)
 
