@@ -57,9 +57,8 @@ test-changed: $(READY)
 test-chapter: $(READY)
 	$(PY) -m cis_nb.book.checks chapter '$(NB)'
 
-test: $(READY)
-	$(VENV)/bin/nbdev_test --n_workers 2
-	$(PY) -m pytest $(PARALLEL) -rs
+test: $(READY)   # pytest names what was skipped, also where a notebook has failed
+	@failed=0; $(VENV)/bin/nbdev_test --n_workers 2 || failed=1; $(PY) -m pytest $(PARALLEL) -rs || failed=1; exit $$failed
 
 export: $(READY)
 	$(VENV)/bin/nbdev_export

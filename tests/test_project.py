@@ -299,6 +299,39 @@ def test_no_function_is_longer_than_40_lines():
     assert not long, '\n'.join(['', *long])
 
 
+def compares_world(node) -> bool:
+    "Whether an expression compares something with 'world', alone or among others."
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = (node.left, *node.comparators)
+    constants = [c for side in sides for c in (side, *getattr(side, 'elts', ()))]
+    return any(isinstance(c, ast.Constant) and c.value == 'world' for c in constants)
+
+
+def test_no_code_compares_a_name_with_world():
+    "All ask `is_world`, which compares with the constant."
+    for text, compared in (("a == 'world'", True), ("a not in ('x', 'world')", True), ("f(a, 'world') > 1", False)):
+        assert compares_world(ast.parse(text, mode='eval').body) == compared
+    code = [(where, n) for where, text in code_texts() for n in ast.walk(ast.parse(text))]
+    assert not [f'{where}: {ast.unparse(n)}; ask is_world' for where, n in code if compares_world(n)]
+
+
+@pytest.mark.parametrize('fails', ['nbdev_test', 'python', ''])
+def test_make_test_runs_the_tests_after_a_failed_notebook(tmp_path, fails):
+    (tmp_path / 'bin').mkdir()
+    for tool in ('nbdev_test', 'python'):
+        script = f'#!/bin/sh\necho {tool} "$@" >> {tmp_path}/ran\nexit {int(tool == fails)}\n'
+        (tmp_path / 'bin' / tool).write_text(script)
+        (tmp_path / 'bin' / tool).chmod(0o755)
+    (tmp_path / '.ready').touch()
+    done = subprocess.run(['make', '-C', ROOT, 'test', f'VENV={tmp_path}'], capture_output=True, text=True)
+    assert bool(done.returncode) == bool(fails), done.stderr
+    notebooks_first, tests_next = (tmp_path / 'ran').read_text().splitlines()
+    assert (
+        notebooks_first.startswith('nbdev_test') and tests_next.startswith('python -m pytest') and '-rs' in tests_next
+    )
+
+
 @pytest.mark.parametrize('profile', sorted(p.name for p in (ROOT / 'params').iterdir() if p.is_dir()))
 def test_every_parameter_file_fits_its_notebook(profile):
     assert experiments(profile)

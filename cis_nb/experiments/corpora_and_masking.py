@@ -19,6 +19,7 @@ import torch
 
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
 from ..core.plotting import draw_intervals, page
+from ..data.roots import WORLD, is_world
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
     claim_evidence_of,
@@ -44,7 +45,7 @@ def corpus_changes(corpora: list, lines: int, seed: int = 0) -> dict:  # corpus 
     changes = {}
     for name in corpora:
         parts = name.split(' + ')
-        parser = 'world' if set(parts) <= {'world', *TEXT_STYLES} else 'auto'
+        parser = WORLD if all(is_world(part) or part in TEXT_STYLES for part in parts) else 'auto'
         changes[name] = dict(corpus=' + '.join(text_source(s, lines, seed) for s in parts), parser=parser)
     return changes
 

@@ -10,7 +10,6 @@ __all__ = ['IMAGE_ONLY', 'TEXT_ONLY', 'IMAGE_TEXT', 'IMAGE_TEXT_NORMALISED', 'RA
 import hashlib
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Callable
 
 import numpy as np
@@ -138,8 +137,10 @@ class RandomScores(FeatureMethod):
 
     def encode_gallery(self, images):
         "A random vector for each image that has a feature."
-        ids = list(super().encode_gallery(images).index)
-        return SimpleNamespace(array=_random_vectors(ids, self.seed), index={i: j for j, i in enumerate(ids)})
+        known = super().encode_gallery(images)
+        ids = list(known.index)
+        rows = {i: j for j, i in enumerate(ids)}
+        return replace(known, array=_random_vectors(ids, self.seed), ids=ids, index=rows)
 
     def encode_queries(self, queries) -> torch.Tensor:
         "A random vector for each query: another text or reference is another query."

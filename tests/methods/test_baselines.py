@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from rankings import rows
 from cis_nb.api import Queries
-from cis_nb.backbones.features import l2_normalize
+from cis_nb.backbones.features import Features, l2_normalize
 from cis_nb.experiments import comparison as cp
 from cis_nb.methods import baselines as bl
 from cis_nb.retrieval.ranking import rank_gallery
@@ -17,11 +19,12 @@ from cis_nb.retrieval.ranking import rank_gallery
 pytestmark = pytest.mark.usefixtures('store')
 
 
-def images(ids):
-    "Images that have a feature, whatever it is."
-    return SimpleNamespace(
-        ids=ids, features=lambda b: SimpleNamespace(array=np.zeros((0, 5)), index=dict.fromkeys(ids))
-    )
+def images(ids, featured=None):
+    "Images of which all have a feature, whatever it is, or those `featured`, in these rows."
+    rows = dict.fromkeys(ids) if featured is None else featured
+    skipped = pd.DataFrame([('dark', 'cannot be read')], columns=['id', 'reason'])
+    known = Features(np.zeros((0, 5)), list(rows), rows, skipped, Path('known'))
+    return SimpleNamespace(ids=ids, features=lambda b: known)
 
 
 def queries(n):
@@ -63,6 +66,9 @@ def test_random_scores_depend_on_seed_query_and_image_alone():
     assert {i: f.array[r].tolist() for i, r in f.index.items()} == {
         i: turned.array[r].tolist() for i, r in turned.index.items()
     }
+    assert torch.equal(f[['i3']], turned[['i3']]) and f.counts == dict(encoded=9, skipped=1)
+    with pytest.raises(KeyError, match="'dark': cannot be read"):
+        f[['dark']]
     assert torch.allclose(m.score(q[1:2], g[3:5]), scores[1:2, 3:5], atol=1e-6)
     assert not torch.equal(q, random_scores(1).encode_queries(asked))
     assert (random_scores(1).encode_gallery(images(ids)).array != f.array).any()
@@ -76,8 +82,7 @@ def test_random_scores_depend_on_seed_query_and_image_alone():
 
 
 def test_random_scores_know_only_images_that_have_a_feature():
-    some = SimpleNamespace(ids=['a', 'b', 'c'], features=lambda b: SimpleNamespace(index=dict(a=0, c=2)))
-    f = random_scores().encode_gallery(some)
+    f = random_scores().encode_gallery(images(['a', 'b', 'c'], dict(a=0, c=2)))
     assert list(f.index) == ['a', 'c'] and f.array.shape[0] == 2
     assert (f.array == random_scores().encode_gallery(images(['a', 'c'])).array).all()
 
