@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from projects import ROOT
 from cis_nb.book import runner, site
 from cis_nb.core.experiment_files import (
+    chapter_settings,
     code_cells,
     defaults,
     experiments,
@@ -335,6 +336,27 @@ def test_make_test_runs_the_tests_after_a_failed_notebook(tmp_path, fails):
 @pytest.mark.parametrize('profile', sorted(p.name for p in (ROOT / 'params').iterdir() if p.is_dir()))
 def test_every_parameter_file_fits_its_notebook(profile):
     assert experiments(profile)
+
+
+def paths_below_shipped_folders() -> list:  # (module, folder)
+    "Each line of a module that builds a path to files that come with the library."
+    below = re.compile(r"""(?:/ |joinpath\()f?['"](paper|assets)\b""")
+    found = [(p, m[1]) for p in MODULES for line in p.read_text().splitlines() if (m := below.search(line))]
+    return [('.'.join(p.relative_to(ROOT).with_suffix('').parts), folder) for p, folder in found]
+
+
+def test_modules_that_read_shipped_files_are_those_that_the_list_names():
+    found = paths_below_shipped_folders()
+    assert {module for module, _ in found} == set(chapter_settings()['reads'])
+    assert sorted(m for m, folder in found if folder == 'paper') == [
+        'cis_nb.book.site',
+        'cis_nb.experiments.comparison',
+    ]
+
+
+def test_every_printed_table_is_in_the_list_of_what_modules_read():
+    patterns = [p for found in chapter_settings()['reads'].values() for p in found]
+    assert {*(ROOT / 'cis_nb' / 'paper').iterdir()} <= {f for p in patterns for f in ROOT.glob(p)}
 
 
 def test_the_map_names_experiments_that_exist_or_what_is_waited_for():

@@ -18,7 +18,6 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import NamedTuple
 import numpy as np
 import pandas as pd
@@ -28,6 +27,7 @@ from ..api import method_style
 from ..benchmarks.genecis import TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
 from cis_nb.experiments.comparison import (
+    read_printed,
     compare,
     hits,
     of_seed,
@@ -54,12 +54,12 @@ PAPERS = dict(genecis='GeneCIS', compodiff='CompoDiff', lrvsf='LRVS-F', lincir='
 def claims() -> pd.DataFrame:  # id, paper, where, claim, comparison, printed, ...
     "The claims of GeneCIS, CompoDiff, LRVS-F and LinCIR, and whether each holds in its paper's own numbers."
 
-    def read(name):
-        return pd.read_csv(files('cis_nb') / 'paper' / name, keep_default_na=False)
+    def read(table):
+        return read_printed(table, keep_default_na=False)
 
     return (
-        read('claims.csv')
-        .merge(read('claims_check.csv').rename(columns=dict(holds_in_printed_numbers='printed')), on='id', how='left')
+        read('claims')
+        .merge(read('claims_check').rename(columns=dict(holds_in_printed_numbers='printed')), on='id', how='left')
         .set_index('id', drop=False)
     )
 
@@ -286,12 +286,7 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4be74b72
 def sizes(run) -> Outcome:
     "G08: gallery sizes are those of the paper."
-    printed = (
-        pd.read_csv(files('cis_nb') / 'paper' / 'genecis_table1.csv')
-        .query("metric=='gallery_size'")
-        .set_index('dataset')
-        .value
-    )
+    printed = read_printed('genecis_table1').query("metric=='gallery_size'").set_index('dataset').value
     size = {t: int(printed[f'GeneCIS:{t}']) for t in TASKS}
     right = {
         t: [len(g) == size[t] for (_, u), b in run.tasks.items() if u == t for g in b.queries.gallery] for t in TASKS

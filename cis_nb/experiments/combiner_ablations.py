@@ -10,7 +10,6 @@ __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'TABLE5', 'RelationCorpus', 'co
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from ..backbones.loading import load_backbone
 from ..core.store import fingerprint, stored
 from ..data.image_folders import read_photos
 from ..data.datasets import captions_root, language_tools
-from .comparison import hits, task_mean, interval_envelope
+from .comparison import hits, read_printed, task_mean, interval_envelope
 from .entries import Entry, read_cached
 from .genecis import GenecisTasks
 from .matrix import rank_entries
@@ -215,6 +214,6 @@ TABLE5 = {
 
 def paper_ablations() -> pd.Series:  # name of a variant -> mean R@1
     "Table 5 of GeneCIS, in the names of this chapter."
-    t = pd.read_csv(files('cis_nb') / 'paper' / 'genecis_table5_ablation.csv')
+    t = read_printed('genecis_table5_ablation')
     name = t.setting.str.extract('ablation=([^;]+)')[0].map(TABLE5).fillna('other_captions')
     return pd.Series(t.value.to_numpy(), index=name)

@@ -163,9 +163,12 @@ def uncertainty_bounds(
     return rows.ci_low.fillna(rows.value - rows['std']), rows.ci_high.fillna(rows.value + rows['std'])
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #dfc40835
-def read_printed(table: str) -> pd.DataFrame:
-    "A printed table in long form: dataset, method, backbone, setting, metric, k, value."
-    return pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
+def read_printed(
+    table: str,  # a file of `cis_nb/paper`
+    **options,  # of `pandas.read_csv`
+) -> pd.DataFrame:
+    "A printed table in long form: dataset, method, backbone, setting, metric, k, value; all such files are read here."
+    return pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv', **options)
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #62383781
 TASK_LABELS = {t: t.replace('_', ' ').title() for t in (*TASKS, 'mean')}  # of GeneCIS

@@ -12,7 +12,6 @@ __all__ = ['NAMED_CONDITIONS', 'ORACLES', 'ORACLE_TITLES', 'Construction', 'cons
 
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #1d817258
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +42,7 @@ from cis_nb.benchmarks.genecis_construction import (
     violations,
 )
 from ..core.plotting import Page, color, draw_intervals, page
+from .comparison import read_printed
 from ..data.roots import data_root
 from ..retrieval.metrics import ranks
 from ..retrieval.protocol import result_rows
@@ -133,7 +133,7 @@ def category_figure(made: Construction) -> Page:
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #754158d6
 def printed_sizes() -> pd.DataFrame:  # one row per task: num_templates, gallery_size
     "Table 1 of the GeneCIS paper."
-    printed = pd.read_csv(files('cis_nb') / 'paper/genecis_table1.csv')
+    printed = read_printed('genecis_table1')
     printed = printed.assign(task=printed.dataset.str.split(':').str[1])
     return printed.pivot(index='task', columns='metric', values='value').astype(int)
 

@@ -11,7 +11,6 @@ __all__ = ['CORPUS_ORDERS', 'MASKING_TITLES', 'MASKING_ORDERS', 'text_source', '
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #5d39cc5d
 from dataclasses import dataclass
-from importlib.resources import files
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ import torch
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
 from ..core.plotting import draw_intervals, page
 from ..data.roots import WORLD, is_world
+from .comparison import read_printed
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
     claim_evidence_of,
@@ -118,7 +118,7 @@ def self_retrieval_bars(rates: pd.DataFrame, titles: dict):
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #29c4a163
 def printed_corpora() -> pd.DataFrame:  # corpus; one column a benchmark
     "Table 10 of LinCIR; rows whose label was told from their order, or is unknown, say so."
-    t = pd.read_csv(files('cis_nb') / 'paper/lincir_table10_corpus.csv')
+    t = read_printed('lincir_table10_corpus')
     parts = t.setting.str.extract(r'train=(?P<train>.*?);row=(?P<row>\d+);label_from=(?P<label>\w+)')
     label = parts.label.map(dict(text='', order=' (by order)', unknown=' (unknown)'))
     named = t.assign(corpus=parts.train + label, what=t.dataset.str.split(':').str[0].fillna('mean'))

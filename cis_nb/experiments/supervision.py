@@ -12,7 +12,6 @@ __all__ = ['SUPERVISION_TITLES', 'FASHION', 'first_and_last_loss', 'loss_left', 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #2a069110
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.resources import files
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from ..core.plotting import color, page
 from ..core.report import progress
 from ..data.roots import dataset_root
 from .combiner_ablations import claim_evidence
-from .comparison import contrast_seeds
+from .comparison import contrast_seeds, read_printed
 from .entries import Entry, cached
 from .matrix import MatrixRun, query_scores
 from cis_nb.experiments.sweeps import (
@@ -113,7 +112,7 @@ def convergence_evidence(entries: list) -> list:
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #3b356530
 def printed_prompts() -> pd.DataFrame:
     "The lines of Table B.5 that are a prompt, with the column `prompt`."
-    t = pd.read_csv(files('cis_nb') / 'paper' / 'lincir_tableB5_prompts.csv')
+    t = read_printed('lincir_tableB5_prompts')
     t = t.assign(prompt=t.setting.str.removeprefix('prompt='))
     return t[~t.prompt.isin(['Average performance', 'Best prompt'])]
 

@@ -11,7 +11,6 @@ __all__ = ['BRIEF_BASE', 'base_of', 'variant_of', 'train_variants', 'score_title
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #c8a90b38
 from dataclasses import replace
 from functools import lru_cache
-from importlib.resources import files
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from ..core.plotting import forest
 from ..data.datasets import image_text_pairs
 from ..data.image_sources import ImageSource
 from .combiner_ablations import claim_evidence
-from .comparison import contrast_seeds, interval_envelope, verdict
+from .comparison import contrast_seeds, interval_envelope, read_printed, verdict
 from .composed_retrieval import benchmarks_of, load_sets
 from .entries import trained_entry
 from .matrix import MatrixRun, query_scores, rank_all
@@ -207,7 +206,7 @@ def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #0714d640
 def printed_ablation(table: str, setting: str) -> pd.DataFrame:  # one row a variant, one column a data set and metric
     "A table of LinCIR's recalls whose lines differ in one setting, e.g. `lincir_table8_masking` in `masking`."
-    t = pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv')
+    t = read_printed(table)
     variant = t.setting.str.removeprefix(f'{setting}=')
     metric = t.dataset.str.split(':').str[0] + ' R@' + t.k.astype(int).astype(str)
     named = t.assign(variant=variant, metric=metric)
