@@ -162,7 +162,7 @@ class Objective(Protocol):
     def validate(self) -> dict: ...  # name -> number
     def save(self, folder: Path): ...
     def load(self, folder: Path): ...  # what `save` has written
-    def evaluation(self, **labels) -> Any: ...  # rows, protocols, examples: what the page of a training shows
+    def evaluation(self, **labels) -> Any: ...  # rows, protocols, and examples that draw `overview(before)`, `strips()`
 
 # %% ../nbs/00_api.ipynb #369afe8f
 class TrainingConfig(BaseModel):
@@ -289,6 +289,10 @@ class Plugin:
     def variant(self, config) -> str:
         "The name of what a training gives, in tables: the plugin's, or one of its variants."
         return self.name
+
+    def trained_on(self, given: dict) -> tuple:  # of str
+        "Origin and number of the training samples, as tables say them; `given`: the parameters of a run."
+        return given['data'], f'{given["samples"]:,}'
 
     def inputs(self, backbone, config) -> list:
         "What a run is made from, for its key: fingerprints, files or folders."

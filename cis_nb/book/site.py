@@ -592,7 +592,7 @@ def _figures(found: dict, states: dict, folder: Path, most: int = 4) -> str:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(png)
             shown.append(dict(page=e.name, title=_title(e.name, found), file=f'{folder.name}/{file}'))
-    return render_template('pictures', pictures=shown) if shown else ''
+    return render_template('images', images=shown) if shown else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #ac2eaab7
 def _toctree(names: list, found: dict) -> str:

@@ -6,7 +6,8 @@
 __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'benchmarks_of', 'set_root', 'load_set', 'load_sets', 'run_composed',
            'chance_recalls', 'composed_overview', 'composed_table', 'rivals_of_sum', 'sum_comparisons', 'sum_forest',
            'sum_line', 'composed_finding', 'kinds_of', 'by_kind', 'against_chance', 'sorted_edits', 'edit_table',
-           'edit_bars', 'chance_line', 'submission', 'submission_files', 'example_entry', 'entry_strips']
+           'trainings_and_sum', 'edit_bars', 'chance_line', 'submission', 'submission_files', 'example_entry',
+           'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
 import json
@@ -202,15 +203,20 @@ def edit_table(edits: pd.DataFrame, titles: dict) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=['edit', 'queries', *titles.values()])
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #efa87ca2
+def trainings_and_sum(run: MatrixRun) -> dict:  # method -> title
+    "The trained methods and Image + Text; all methods where nothing was trained."
+    trained = {m: title for m, title in run.titles.items() if m == 'image_text' or seeds(run.per_query, m)}
+    return trained if len(trained) > 1 else run.titles
+
+
 def edit_bars(edits: pd.DataFrame, titles: dict, guess: float = 20.0):
-    "R@1 of Image + Text and of the Combiners by kind of edit, with the chance level `guess` in percent."
-    shown = [m for m in ('image_text', 'combiner_cirr', 'combiner') if m in titles]
-    order = sorted_edits(edits)
+    "R@1 of each method of `titles` by kind of edit, with the chance level `guess` in percent."
+    order, step = sorted_edits(edits), min(0.27, 0.81 / len(titles))
     fig, ax = page(3)
-    for j, m in enumerate(shown):
+    for j, (m, title) in enumerate(titles.items()):
         r = edits[edits.method == m].set_index('kind').loc[order]
-        at = np.arange(len(r)) + 0.27 * (j - (len(shown) - 1) / 2)
-        draw_intervals(ax, at, r.value, r.low, r.high, m, bar=0.25, label=titles[m])
+        at = np.arange(len(r)) + step * (j - (len(titles) - 1) / 2)
+        draw_intervals(ax, at, r.value, r.low, r.high, m, bar=step - 0.02, label=title)
     ax.axhline(guess, color='k', lw=1.4, label='chance')
     ax.set_xticks(range(len(order)), order)
     ax.set_ylabel('subset R@1 (%)')
@@ -256,11 +262,9 @@ def submission_files(folder: Path, sent: api.Submission) -> pd.DataFrame:  # fil
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #b0022f33
 def example_entry(entries: list) -> Entry:
-    "The entry whose rankings are shown: a Combiner, Image + Text, the last training or the last method."
-    for name in ('combiner', 'combiner_cirr', 'image_text'):
-        if named := [e for e in entries if e.method.name == name]:
-            return named[0]
-    return [e for e in entries if e.run][-1] if any(e.run for e in entries) else entries[-1]
+    "The entry whose rankings are shown: the first training, else Image + Text, else the last method."
+    trained, sums = [e for e in entries if e.run], [e for e in entries if e.method.name == 'image_text']
+    return [*trained, *sums, entries[-1]][0]
 
 
 def entry_strips(run: MatrixRun, entry: Entry, task: str) -> list:  # rows of `show_grid`

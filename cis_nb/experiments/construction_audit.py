@@ -250,7 +250,7 @@ def census_table(named: dict) -> pd.DataFrame:
     return pd.DataFrame([dict(file=name, **census(t)) for name, t in named.items()])
 
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #bd7c9de0
-ORACLES = ('picture', 'words', 'both')  # names in the results, as in `labels_picture`
+ORACLES = ('image', 'words', 'both')  # names in the results, as in `labels_image`
 ORACLE_TITLES = dict(picture='image', words='condition', both='both')
 
 

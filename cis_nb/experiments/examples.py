@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['ranking_strip', 'best_median_worst', 'lost_queries', 'lost_strips', 'first_ranked', 'won_by', 'failures', 'lines_of',
-           'condition_lines', 'recall_curves', 'query_strip', 'similarity_page', 'nearest_strips', 'training_overview',
-           'training_strips']
+           'condition_lines']
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #f5b1a220
 import textwrap
@@ -14,8 +13,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from ..core.plotting import color, page, show_grid
-from ..methods.contrastive import Similarities
+from ..core.plotting import show_grid
 from ..retrieval.protocol import Task
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #6e92037f
@@ -136,96 +134,3 @@ def condition_lines(
         .sort_values(['conditions', 'right'], ascending=False, kind='stable')
     )
     return mine[mine.reference == score.index[0]] if len(score) else mine
-
-# %% ../../nbs/05b_experiments/05_examples.ipynb #b89e97ab
-def recall_curves(before: dict, after: dict):
-    "Recall at every k of each benchmark, before and after."
-    fig, axes = page(2.6, cols=max(2, len(after)))
-    for ax, name in zip(axes, after):
-        for when, found in (('before', before[name]), ('after', after[name])):
-            k = np.unique(np.geomspace(1, found.gallery_size.max(), 40).astype(int))
-            ax.plot(
-                k,
-                [100 * (found['rank'] <= n).mean() for n in k],
-                label=when,
-                color=color('grey' if when == 'before' else 'combiner'),
-            )
-        ax.plot(k, 100 * k / k.max(), ls=':', color=color('grey'), label='chance')
-        ax.set(
-            title=f'{name}: {len(found):,} queries in {k.max():,}',
-            xlabel='k',
-            ylabel='R@k (%)',
-            xscale='log',
-            ylim=(-3, 103),
-            xlim=(1, k.max()),
-        )
-        ax.set_xticks(
-            ticks := [n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if n <= k.max()], ticks, minor=False
-        )
-        ax.minorticks_off()
-    ax.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
-    for rest in axes[len(after) :]:
-        rest.set_axis_off()
-    return fig
-
-# %% ../../nbs/05b_experiments/05_examples.ipynb #76a483b7
-def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
-    "The reference of a query, its first five, and a right image if none of them is, as a strip."
-    targets = b.queries.targets[b.queries.query_id == r.query_id].iloc[0]
-    top, title = (
-        list(r.top[:5]),
-        textwrap.shorten(f'Target on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …'),
-    )
-    shown = top if set(top) & set(targets) else [*top, targets[0]]
-    return dict(
-        images=[b.load(i) for i in (r.reference, *shown)],
-        title=title,
-        titles=['reference', *map(str, range(1, len(top) + 1)), *['right'] * (len(shown) - len(top))],
-        outlines=['reference', *['target' if i in targets else None for i in shown]],
-    )
-
-# %% ../../nbs/05b_experiments/05_examples.ipynb #9959aa10
-def similarity_page(before: Similarities, after: Similarities):
-    "Cosines of sixteen captions and sixteen images, before and after training."
-    import seaborn as sns  # takes a second to load
-
-    fig, axes = page(3.1, cols=2)
-    for ax, when, found in zip(axes, ('Before', 'After'), (before, after)):
-        ticks = dict(xticklabels=False, yticklabels=False)
-        sns.heatmap(found.S[:16, :16], cmap='magma', square=True, **ticks, ax=ax)
-        ax.set(title=f'{when}: cosines', xlabel='image', ylabel='caption')
-    return fig
-
-
-def nearest_strips(found: Similarities):
-    "Three captions and the five nearest images of each."
-    S, images, texts = found.S, found.images, found.texts
-    rank = (S >= S.diagonal()[:, None]).sum(1)
-
-    def image(j):
-        return Image.fromarray(images[j].permute(1, 2, 0).numpy())
-
-    def strip(i):
-        top = np.argsort(-S[i], kind='stable')[:5]
-        return dict(
-            images=[image(j) for j in top],
-            outlines=['target' if j == i else None for j in top],
-            title=textwrap.shorten(f'Target on rank {rank[i]} of {len(S)}: {texts[i]}', 84, placeholder=' …'),
-        )
-
-    order = np.argsort(rank, kind='stable')
-    return show_grid([strip(order[q]) for q in (0, len(order) // 2, -1)])
-
-# %% ../../nbs/05b_experiments/05_examples.ipynb #84315eba
-def training_overview(before, after):
-    "The examples of two evaluations of an objective in one figure."
-    return similarity_page(before, after) if isinstance(after, Similarities) else recall_curves(before, after)
-
-
-def training_strips(objective, after):
-    "Three queries with their first five images: one of the best, one in the middle, one of the worst."
-    if isinstance(after, Similarities):
-        return nearest_strips(after)
-    name, found = next(iter(after.items()))
-    found = found.sort_values('rank', kind='stable')
-    return show_grid([query_strip(objective.tasks[name], found.iloc[i]) for i in (0, len(found) // 2, -1)])

@@ -9,7 +9,6 @@ __all__ = ['VERDICT_PHRASES', 'share_images', 'summary', 'load_genecis_tasks', '
            'comparison_sentence', 'count_verdicts', 'won_strips', 'failure_strips', 'condition_strip']
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #6ccbbc96
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +16,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from .. import api
 from ..backbones.loading import load_backbone
 from ..benchmarks.genecis import TASKS, TITLES, GeneCISBenchmark, load_genecis
 from ..benchmarks.genecis_construction import Rules, build_genecis
 from ..data.image_sources import union
+from ..core.store import manifest
 from ..data.datasets import annotations_root
 from .comparison import UNTRAINED, hits, verdict
 from .entries import Entry, read_cached, untrained_methods
@@ -174,13 +175,10 @@ def overview_table(run: GenecisRun, names: list) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #da750169
 def training_row(entry: Entry) -> list:
-    "Method, seed, triplets and recipe of a training, from the record of its run."
-    p = json.loads((entry.run / 'manifest.json').read_text())['params']
-    triplets = p.get('triplets', '')
-    origins = dict(mined=f'mined triplets of {Path(p["data"]).name}', cirr='CIRR triplets')
-    size = f'from {p["cirr"]:,} scenes' if triplets == 'cirr' else f'{p["samples"]:,}'
+    "Method, seed, training data and recipe of a training, from the record of its run."
+    p = manifest(entry.run)['params']
     recipe = [p['steps'], p['batch_size'], *(p.get(k, '–') for k in ('tune', 'start', 'negatives'))]
-    return [entry.method.title, entry.seed, origins.get(triplets, p['data']), size, *recipe, entry.run.name]
+    return [entry.method.title, entry.seed, *api.get('method', p['method']).trained_on(p), *recipe, entry.run.name]
 
 
 def trainings_table(entries: list) -> pd.DataFrame:

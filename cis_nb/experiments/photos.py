@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from .. import api
 from ..backbones.features import Features, text_features
 from cis_nb.benchmarks.image_text import (
     PhotoIndex,
@@ -94,11 +95,12 @@ def photo_samples(pairs: PhotoPairs, n: int = 10, rows: int = 2):
 # %% ../../nbs/05b_experiments/09_photos.ipynb #5f9055d0
 def weights_title(backbone: str, weights: str, run: str) -> str:
     "What a table calls the weights of a backbone; `run` is the folder of its training, if there was one."
-    before = 'the drawn world' if backbone == 'tiny' else 'publication'
+    drawn = bool(api.backbone_maker(dict(backbone=backbone)))  # the book has made its weights
+    before = 'the drawn world' if drawn else 'publication'
     if weights == 'none':
         return 'random weights'
     if weights == 'default':
-        return f'{before} only' if backbone == 'tiny' else 'as published'
+        return f'{before} only' if drawn else 'as published'
     start = manifest(run)['params'].get('pretrained', '')
     return 'trained here' + dict(none=', from nothing', default=f', after {before}').get(start, '')
 

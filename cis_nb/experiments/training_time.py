@@ -246,24 +246,25 @@ def _times(ratio) -> str:
     return '1' if ratio is None else ratio.text('.1f', '×')
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #d85be044
-STEP_PARTS = {
-    'LinCIR: masked captions': ('lincir', 'blue'),
-    'LinCIR: whole captions, once': ('read', 'blue'),
-    'Pic2Word: prompt and loss': ('pic2word', 'orange'),
-    'Pic2Word: image tower': ('image', 'orange'),
-    'SEARLE: one optimisation step': ('search', 'green'),
-    'SEARLE: distillation': ('searle', 'green'),
-}  # title -> part, color
+STEP_PARTS = dict(
+    lincir=('lincir', 'masked captions'),
+    read=('lincir', 'whole captions, once'),
+    pic2word=('pic2word', 'prompt and loss'),
+    image=('pic2word', 'image tower'),
+    search=('searle', 'one optimisation step'),
+    searle=('searle', 'distillation'),
+)  # part -> method, what it does
 
 
 def step_figure(parts: dict, backbone: str):
     "Milliseconds of each part {part: Estimate} per image or caption, with intervals."
-    shown = [parts[part] * 1000 for part, _ in STEP_PARTS.values()]
     fig, ax = page(2.4, width=6.5)
-    for y, (e, (_, c)) in enumerate(zip(shown, STEP_PARTS.values())):
+    for y, (part, (method, _)) in enumerate(STEP_PARTS.items()):
+        e = parts[part] * 1000
         low, high = e.interval
-        draw_intervals(ax, [y], [e.value], [low], [high], c, bar=0.8, horizontal=True)
-    ax.set_yticks(range(len(shown)), STEP_PARTS)
+        draw_intervals(ax, [y], [e.value], [low], [high], method, bar=0.8, horizontal=True)
+    heads = [f'{api.method_style(method).title}: {what}' for method, what in STEP_PARTS.values()]
+    ax.set_yticks(range(len(heads)), heads)
     ax.invert_yaxis()
     ax.set(xlabel='milliseconds per image or caption', title=f'Parts of a step, {backbone}')
     return fig

@@ -519,6 +519,11 @@ class CombinerPlugin(Plugin):
     def variant(self, config) -> str:
         return 'combiner_cirr' if config.triplets == 'cirr' else self.name
 
+    def trained_on(self, given: dict) -> tuple:
+        if given['triplets'] == 'cirr':
+            return 'CIRR triplets', f'from {given["cirr"]:,} scenes'
+        return f'mined triplets of {Path(given["data"]).name}', f'{given["samples"]:,}'
+
     def inputs(self, backbone, config) -> list:
         found = []
         if config.triplets == 'mined':

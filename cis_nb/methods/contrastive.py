@@ -9,6 +9,7 @@ __all__ = ['info_nce', 'all_gather_with_grad', 'retrieval', 'twin_hits', 'auc', 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #4095aa4b
 import json
 import math
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from ..api import Plugin, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
+from ..core.plotting import page, show_grid
 from ..data.augmentation import random_shift_brightness
 from ..data.datasets import image_text_pairs
 from .baselines import method
@@ -117,7 +120,7 @@ def validation_hits(
     def embed(images, texts):
         return (embed_images(backbone, images), embed_texts(backbone, texts))
 
-    out = dict(zip(('picture to caption', 'caption to picture'), retrieval(*embed(*pairs)).cpu().numpy().astype(float)))
+    out = dict(zip(('image to caption', 'caption to image'), retrieval(*embed(*pairs)).cpu().numpy().astype(float)))
     if twins:
         out['twins'] = twin_hits(*embed(*twins)).cpu().numpy().astype(float)
     return out | {p.name: zero_shot(*embed(p.images, p.prompts), p.labels) for p in probes}
@@ -133,8 +136,8 @@ def probe_rows(found: dict, data: str, seed: int = 0, **labels) -> tuple:
     name, rows, protocols = f'pairs/{Path(data).name}', [], []
     candidates = {
         'twins': 'own caption and the twin\'s',
-        'picture to caption': f"{min(100, len(found['picture to caption']))} captions",
-        'caption to picture': f"{min(100, len(found['picture to caption']))} images",
+        'image to caption': f"{min(100, len(found['image to caption']))} captions",
+        'caption to image': f"{min(100, len(found['image to caption']))} images",
     }
     for task, v in found.items():
         protocols.append(Protocol(benchmark=name, gallery=candidates.get(task, 'the prompts of the probe'), extra=task))
@@ -159,11 +162,41 @@ def probe_rows(found: dict, data: str, seed: int = 0, **labels) -> tuple:
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #f51a5563
 @dataclass
 class Similarities:
-    "Held-out captions against images."
+    "Held-out captions against images; they show themselves on the page of a training."
 
     S: np.ndarray  # (n,n) cosines, captions against images
     images: torch.Tensor  # (n,3,H,W) uint8
     texts: list
+
+    def overview(self, before: 'Similarities'):
+        "Cosines of sixteen captions and sixteen images, before the training and now."
+        import seaborn as sns  # takes a second to load
+
+        fig, axes = page(3.1, cols=2)
+        for ax, when, found in zip(axes, ('Before', 'After'), (before, self)):
+            ticks = dict(xticklabels=False, yticklabels=False)
+            sns.heatmap(found.S[:16, :16], cmap='magma', square=True, **ticks, ax=ax)
+            ax.set(title=f'{when}: cosines', xlabel='image', ylabel='caption')
+        return fig
+
+    def strips(self):
+        "Three captions and the five nearest images of each."
+        S = self.S
+        rank = (S >= S.diagonal()[:, None]).sum(1)
+
+        def image(j):
+            return Image.fromarray(self.images[j].permute(1, 2, 0).numpy())
+
+        def strip(i):
+            top = np.argsort(-S[i], kind='stable')[:5]
+            return dict(
+                images=[image(j) for j in top],
+                outlines=['target' if j == i else None for j in top],
+                title=textwrap.shorten(f'Target on rank {rank[i]} of {len(S)}: {self.texts[i]}', 84, placeholder=' …'),
+            )
+
+        order = np.argsort(rank, kind='stable')
+        return show_grid([strip(order[q]) for q in (0, len(order) // 2, -1)])
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #140880f2
 class Contrastive(BaseObjective):

@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_rgba
 from PIL import Image
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import composed_retrieval as cm
 from cis_nb.benchmarks.cirr import check_cirr_submission, read_cirr
 from cis_nb.backbones.features import image_features
+from cis_nb.core.plotting import color
 from cis_nb.experiments import matrix
 from cis_nb.experiments.entries import Entry, known_as
 from cis_nb.methods import baselines as bl
@@ -217,3 +219,21 @@ def test_the_submission_is_what_the_server_takes(run):
             and all(len(s[str(e['pairid'])]) == n for e in c.entries)
             and s['0'][0] == c.answers['0']
         )
+
+
+def test_every_trained_method_has_bars_beside_the_sum():
+    methods = ['image_only', 'image_text', 'lincir', 'searle', 'pic2word']
+    trained = [-1, -1, 0, 0, 0]
+    run = SimpleNamespace(
+        titles={m: m.upper() for m in methods}, per_query=pd.DataFrame(dict(method=methods, seed=trained))
+    )
+    assert list(cm.trainings_and_sum(run)) == methods[1:]
+    plain = SimpleNamespace(titles=dict(image_only='I', image_text='S'), per_query=run.per_query[:2])
+    assert cm.trainings_and_sum(plain) == plain.titles
+    edits = pd.DataFrame(
+        [('add', m, 50.0, 40.0, 60.0, 12) for m in methods], columns=[*'kind method value low high n'.split()]
+    )
+    ax = cm.edit_bars(edits, cm.trainings_and_sum(run)).axes[0]
+    bars = [b for b in ax.patches if b.get_height() == 50]
+    assert [b.get_facecolor() for b in bars] == [to_rgba(color(m)) for m in methods[1:]]
+    assert all(a.get_x() + a.get_width() < b.get_x() for a, b in zip(bars, bars[1:]))

@@ -15,7 +15,6 @@ from cis_nb import train as T
 from cis_nb.core.store import project_root
 from cis_nb.methods import combiner as C
 from cis_nb.backbones.loading import load_backbone
-from cis_nb.experiments.examples import recall_curves, training_strips
 from cis_nb.training.loop import last_checkpoint, train
 
 
@@ -343,7 +342,7 @@ def test_mined_triplets_teach_and_the_page_has_its_parts(tmp_path):
     assert results[results.benchmark == 'cirr'].set_index('k').value[1] == pytest.approx(
         json.loads((run / 'best.json').read_text())['cirr R@1']
     )
-    for picture in (recall_curves(before.examples, after.examples), training_strips(o, after.examples)):
+    for picture in (after.examples.overview(before.examples), after.examples.strips()):
         assert picture.png().startswith(b'\x89PNG')
     assert T.train_or_load(T.settings(given | dict(seed=1))) != run
     only = T.make_objective(T.settings(given | dict(validation='triplets')))

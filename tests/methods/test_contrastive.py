@@ -56,6 +56,6 @@ def test_one_class_alone_has_no_area_and_is_left_out(there):
 
 
 def test_results_name_the_gallery_that_was_ranked():
-    rows, protocols = probe_rows({'picture to caption': np.ones(7), 'presence': np.ones(3)}, 'a/folder')
+    rows, protocols = probe_rows({'image to caption': np.ones(7), 'presence': np.ones(3)}, 'a/folder')
     assert [p.gallery for p in protocols] == ['7 captions', 'the prompts of the probe']
     assert rows.metric.tolist() == ['recall', 'auc'] and rows.benchmark.tolist() == ['pairs/folder'] * 2

@@ -2,9 +2,11 @@
 
 import json
 from types import SimpleNamespace
+import pandas as pd
 import pytest
 import torch
-from cis_nb.training.validation import read_net, recall_ks, run_folder, write_net
+from cis_nb.core.plotting import color
+from cis_nb.training.validation import RankedQueries, read_net, recall_ks, run_folder, write_net
 
 
 def make(about):
@@ -56,3 +58,11 @@ def test_a_receipt_names_a_run_of_the_store(store):
     assert run_folder(report) == report  # a run itself has no receipt
     (report / 'receipt.json').write_text(json.dumps(dict(runs=['runs/first', 'runs/second'])))
     assert run_folder(report) == store / 'store' / 'runs' / 'first'
+
+
+@pytest.mark.parametrize('method', ['lincir', 'combiner'])
+def test_the_curve_after_a_training_has_the_colour_of_its_method(method):
+    before, after = (RankedQueries({'t': pd.DataFrame(dict(rank=r, gallery_size=9))}, {}, method) for r in ([9], [1]))
+    lines = {line.get_label(): line for line in after.overview(before).axes[0].lines}
+    assert {k: lines[k].get_color() for k in ('before', 'after')} == dict(before=color('grey'), after=color(method))
+    assert (lines['before'].get_ydata()[0], lines['after'].get_ydata()[0]) == (0, 100)
