@@ -36,7 +36,7 @@ def settings(given: dict, source: str = '') -> TrainingConfig:
         pretrained = 'none' if method == api.backbone_maker(given) else 'default'
     plugin = api.get('method', method)
     if not plugin.trains:
-        able = [n for n in api.names('method') if api.get('method', n).trains]
+        able = api.trainable_methods()
         raise ValueError(f'{source}: method: {method!r} has no training; methods with a training: {", ".join(able)}')
     config = api.configure(plugin.Config, given | dict(method=method, pretrained=pretrained), source)
     pick_device(config.device)
