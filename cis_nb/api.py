@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['REGISTRY', 'Backbone', 'ImageSource', 'Queries', 'Method', 'Task', 'Benchmark', 'Unsolved', 'MethodByTask',
            'Objective', 'TrainingConfig', 'configure', 'config_rows', 'resolve_method', 'backbone_maker', 'Style',
-           'Plugin', 'MainMetric', 'Submission', 'BenchmarkPlugin', 'BackbonePlugin', 'names', 'register', 'get',
-           'method_styles', 'method_style', 'main_metrics', 'task_metrics', 'task_title']
+           'Plugin', 'MainMetric', 'Submission', 'BenchmarkPlugin', 'BackbonePlugin', 'installed', 'names', 'register',
+           'get', 'trainable_methods', 'method_styles', 'method_style', 'main_metrics', 'task_metrics', 'task_title']
 
 # %% ../nbs/00_api.ipynb #2021fb52
 import re
@@ -404,7 +404,7 @@ _in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given
 
 
 @lru_cache(maxsize=None)
-def _entry_points(kind: str) -> dict:
+def installed(kind: str) -> dict:
     "What installed packages add: name -> module:object."
     return {e.name: e.value for e in entry_points(group=f'cis_nb.{kind}s')}
 
@@ -413,7 +413,7 @@ def names(kind: str) -> list:
     "The registered names of a kind: method, benchmark or backbone."
     if kind not in REGISTRY:
         raise ValueError(f'registry: {kind!r} is not a kind; there are {", ".join(REGISTRY)}')
-    return list(dict.fromkeys([*REGISTRY[kind], *_entry_points(kind), *_in_this_process[kind]]))
+    return list(dict.fromkeys([*REGISTRY[kind], *installed(kind), *_in_this_process[kind]]))
 
 
 def register(kind: str, plugin):
@@ -431,13 +431,18 @@ def get(kind: str, name: str):
         raise ValueError(f'{kind}: {name!r} is not registered; {_choices(name, names(kind))}')
     if name in _in_this_process[kind]:
         return _in_this_process[kind][name]
-    module, _, attribute = (_entry_points(kind) | REGISTRY[kind])[name].partition(':')
+    module, _, attribute = (installed(kind) | REGISTRY[kind])[name].partition(':')
     found = getattr(import_module(module), attribute)
     if isinstance(found, dict):
         return found[name]
     return found() if isinstance(found, type) else found
 
 # %% ../nbs/00_api.ipynb #c3ae5020
+def trainable_methods() -> list:
+    "The registered methods that learn from data."
+    return [name for name in names('method') if get('method', name).trains]
+
+
 def method_styles() -> dict:  # name in results -> Style
     "The style of every registered method and of its variants."
     plugins = [get('method', name) for name in names('method')]

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 from ..api import REGISTRY
-from ..core.code import PACKAGE, import_closure, imports_of
+from ..core.code import PACKAGE, imports_of, named_closure
 from ..core.experiment_files import code_cells, notebooks, chapter_settings, read_notebook
 from ..core.store import project_root
 
@@ -68,21 +68,21 @@ def changed_modules(files: list) -> set:
     return (found | {m for m, patterns in reads for p in patterns for f in files if fnmatch(f, p)}) - {''}
 
 # %% ../../nbs/10_book/03_checks.ipynb #384286c7
-def _closure(names: set) -> set:
-    "The modules that `names` import; training also reaches methods and benchmarks, which are found by name."
-    found = set(import_closure(names))
-    if f'{PACKAGE}.train' in found:
-        places = [place for kind in REGISTRY.values() for place in kind.values()]
-        found |= set(import_closure({place.partition(':')[0] for place in places}))
-    return found
+def _closure(text: str, modules: set) -> set:
+    "The modules that a text imports or names, and `modules` with theirs; training reaches all methods and benchmarks."
+    words = set(re.findall(r'\w+', text)) | {f'every {kind}' for kind in re.findall(r"\bnames\('(\w+)'\)", text)}
+    if f'{PACKAGE}.train' in (found := named_closure(modules, words)):
+        found = named_closure(found, words | {f'every {kind}' for kind in REGISTRY})
+    return set(found)
 
 
 def _reached_notebooks(files: list, modules: set) -> list:
     "Chapters that have changed or import a changed module."
     found = []
     for chapter, path in notebooks().items():
-        names = imports_of('\n'.join(c['source'] for c in code_cells(read_notebook(path)))) | {module_of(path)}
-        if path.relative_to(project_root()).as_posix() in files or modules & _closure(names):
+        text = '\n'.join(c['source'] for c in code_cells(read_notebook(path)))
+        closure = _closure(text, imports_of(text) | {module_of(path)})
+        if path.relative_to(project_root()).as_posix() in files or modules & closure:
             found.append(chapter)
     return found
 
@@ -95,7 +95,7 @@ def _reached_tests(files: list, modules: set) -> list:
     for path in test_files():
         text, name = path.read_text(encoding='utf-8'), path.relative_to(project_root()).as_posix()
         names = imports_of(text) | set(re.findall(rf'\b{PACKAGE}\.[\w.]+', text))
-        mentioned = modules & _closure(names) or any(page in text for page in pages)
+        mentioned = modules & _closure(text, names) or any(page in text for page in pages)
         if shared or name in files or name == 'tests/test_project.py' or mentioned:
             found.append(path)
     return found

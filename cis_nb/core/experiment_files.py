@@ -126,6 +126,7 @@ class Experiment:
     params: dict  # what the file changes
     defaults: dict  # what the notebook says; None for a page without parameters
     needs: tuple = ()  # experiments that must have run before
+    names: frozenset = frozenset()  # words of its parameters, and of those of all that it needs
     all_cores: bool = False
 
     @property
@@ -192,6 +193,26 @@ def _words(params: dict) -> list:
     ]
 
 
+def _texts(value) -> list:
+    "All texts in a parameter, keys of dictionaries too."
+    if isinstance(value, dict):
+        return [t for pair in value.items() for v in pair for t in _texts(v)]
+    return [t for v in value for t in _texts(v)] if isinstance(value, list) else [value] * isinstance(value, str)
+
+
+def _names(e: Experiment, found: dict) -> frozenset:
+    "The words in the parameters of an experiment and of all that it needs, and the methods that they mean."
+    todo, seen, names = [e.name], set(), set()
+    while todo:
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            params = (found[name].defaults or {}) | found[name].params
+            names |= {word for text in _texts(params) for word in re.findall(r'\w+', text)}
+            names |= {api.resolve_method(params)} if 'method' in params else set()
+            todo += found[name].needs
+    return frozenset(names)
+
+
 def experiments(
     profile: str,  # a folder of params/
     data: str = '',  # replaces every parameter called `data`
@@ -208,7 +229,8 @@ def experiments(
             o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params})
         )
 
-    return {e.name: replace(e, needs=needed(e)) for e in found}
+    found = {e.name: replace(e, needs=needed(e)) for e in found}
+    return {name: replace(e, names=_names(e, found)) for name, e in found.items()}
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #d52580a8
 def receipt_path(name: str) -> Path | None:

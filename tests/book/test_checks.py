@@ -20,6 +20,15 @@ def test_a_module_that_was_deleted_is_still_a_change():
     assert changed_modules(['cis_nb/world/nowhere.py']) == {'cis_nb.world.nowhere'}
 
 
+@pytest.mark.e2e
+def test_a_change_of_a_world_reaches_the_tests_that_ask_for_all_benchmarks():
+    found = {p.relative_to(ROOT).as_posix() for p in checks.reached(['cis_nb/world/circo.py'])[1]}
+    assert {
+        'tests/test_api.py',
+        'tests/benchmarks/test_circo.py',
+    } <= found and 'tests/world/test_outfits.py' not in found
+
+
 def test_a_module_without_a_file_of_tests_gets_those_of_its_package_that_import_it():
     found = [p.name for p in checks.tests_of('01_world/07_circo')]
     assert found and 'test_circo.py' not in found

@@ -8,8 +8,10 @@ import time
 import pandas as pd
 import pytest
 from projects import ROOT, Project
+from cis_nb import api
 from cis_nb.book import runner as book
 from cis_nb.book.command_line import main
+from cis_nb.core import code
 from cis_nb.core.experiment_files import experiments, read_notebook
 
 FAULTS = {  # fixture -> what the verdict must name
@@ -106,6 +108,74 @@ def test_data_of_the_reader_replaces_the_parameter(project):
     found = experiments('quick', data='my photos')
     assert found['01_with_data'].params == dict(n=2, data='my photos') and found['02_honest'].params == dict(n=2)
     assert book.depends(found['01_with_data']) != book.depends(experiments('quick')['01_with_data'])
+
+
+TAKEN = '01_world/00_scenes 05_train.combiner 05_train.cirr 05_train.lincir 06_evaluation/matrix'.split()
+
+
+@pytest.fixture
+def taken(project, monkeypatch):
+    "A few experiments of this book in a project with its own copy of the modules."
+    for name in TAKEN:
+        for path in (f'nbs/{name.split(".")[0]}.ipynb', f'params/quick/{name}.yaml'):
+            project.write(path, (ROOT / path).read_text())
+    monkeypatch.setattr(code, 'module_file', lambda m: project.home.joinpath(*m.split('.')).with_suffix('.py'))
+    return project
+
+
+def inputs() -> dict:
+    return {name: book.depends(e) for name, e in experiments('quick').items()}
+
+
+REACHED = {
+    'methods/lincir.py': {'05_train.lincir', '06_evaluation/matrix'},
+    'benchmarks/circo.py': {'06_evaluation/matrix'},
+    'benchmarks/mit_states.py': {'06_evaluation/matrix'},
+    'world/circo.py': {'06_evaluation/matrix'},
+}
+
+
+@pytest.mark.e2e
+def test_what_is_found_by_name_is_a_dependence_of_what_names_it(taken):
+    after = inputs()
+    for file, reaches in REACHED.items():
+        before = after
+        with open(taken.home / 'cis_nb' / file, 'a') as f:
+            f.write('\nx = 1\n')
+        after = inputs()
+        assert {name for name in TAKEN if after[name] != before[name]} == reaches, file
+
+
+OUTSIDE = '''
+from cis_nb.api import Plugin
+
+
+class Outside(Plugin):
+    name, title = 'from_outside', 'From outside'
+'''
+
+
+@pytest.mark.e2e
+def test_an_installed_package_is_a_dependence_of_what_names_its_method(taken, tmp_path, monkeypatch):
+    site = tmp_path / 'site'
+    about = site / 'cis_from_outside-0.1.dist-info'
+    about.mkdir(parents=True)
+    (about / 'METADATA').write_text('Metadata-Version: 2.1\nName: cis-from-outside\nVersion: 0.1\n')
+    (about / 'entry_points.txt').write_text('[cis_nb.methods]\nfrom_outside = cis_from_outside:Outside\n')
+    (site / 'cis_from_outside.py').write_text(OUTSIDE + '\nfrom cis_nb.core import plotting\n')
+    monkeypatch.syspath_prepend(site)
+    api.installed.cache_clear()
+    try:
+        taken.write('params/quick/06_evaluation/matrix.yaml', 'methods: [from_outside]\n')
+        before = inputs()
+        (site / 'cis_from_outside.py').write_text(OUTSIDE + '\nx = 1\n')
+        after = inputs()
+    finally:
+        monkeypatch.undo()
+        api.installed.cache_clear()
+        api.get.cache_clear()
+    assert list(before['06_evaluation/matrix']['packages']) == ['cis_from_outside.py']
+    assert {name for name in before if after[name] != before[name]} == {'06_evaluation/matrix'}
 
 
 @pytest.mark.e2e
