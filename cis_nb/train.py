@@ -97,7 +97,7 @@ def train_or_load(config: TrainingConfig) -> Path:
         {k: v for k, v in given.items() if k not in FREE},
         build,
         inputs=[start.fingerprint, *plugin.inputs(start, config)],
-        code=[plugin],
+        code=[plugin, type(start)],
         resume=True,
     )
 

@@ -118,6 +118,15 @@ def test_a_method_trains_is_loaded_and_scores(name):
     check_method(m)
 
 
+def test_a_run_is_kept_under_the_code_of_its_backbone(monkeypatch):
+    kept = []
+    monkeypatch.setattr('cis_nb.train.load_backbone', lambda *a, **kw: MadeUp())
+    monkeypatch.setattr('cis_nb.train.stored', lambda *a, code, **kw: kept.extend(code))
+    monkeypatch.setattr(api.get('method', 'combiner'), 'inputs', lambda backbone, config: [], raising=False)
+    train_or_load(settings(dict(method='combiner')))
+    assert kept == [api.get('method', 'combiner'), MadeUp]
+
+
 UNTRAINED = sorted({*api.names('method')} - {*TRAINED})
 BY_TASK = [n for n in UNTRAINED if isinstance(api.get('method', n).untrained(MadeUp()), api.MethodByTask)]
 

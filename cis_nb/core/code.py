@@ -8,6 +8,7 @@ __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'module_file', 'import_c
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
 import ast
+import dis
 import hashlib
 import importlib.util
 import io
@@ -16,8 +17,10 @@ import re
 import sys
 import tokenize
 import types
+import weakref
+import zlib
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 import numpy as np
 
 # %% ../../nbs/00a_core/00_code.ipynb #a3096350
@@ -191,7 +194,8 @@ def _code_objects(code):
 
 def _named_by(function) -> dict:  # name -> value
     "The globals and the variables of outer functions that a function uses."
-    names = {n for code in _code_objects(function.__code__) for n in code.co_names}
+    steps = [s for code in _code_objects(function.__code__) for s in dis.get_instructions(code)]
+    names = {s.argval for s in steps if s.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
     found = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
     return found | {n: cell.cell_contents for n, cell in cells if cell != types.CellType()}
@@ -213,10 +217,17 @@ def check_unchanged():
             )
 
 
-def _unwrapped(thing):
-    "The function inside of partials and other wrappers; the class of an object."
+def _layers(thing):
+    "A thing, and what lies inside of partials and other wrappers."
+    yield thing
     while hasattr(thing, 'func') or hasattr(thing, '__wrapped__'):
         thing = thing.func if hasattr(thing, 'func') else thing.__wrapped__
+        yield thing
+
+
+def _unwrapped(thing):
+    "The function inside of partials and other wrappers; the class of an object."
+    *_, thing = _layers(thing)
     if isinstance(thing, types.MethodType):
         thing = thing.__func__
     return thing if isinstance(thing, (types.ModuleType, types.FunctionType, type)) else type(thing)
@@ -247,7 +258,7 @@ def _package_files(module: str) -> dict:  # file -> hash
 
 
 def _is_plain(value) -> bool:
-    "A constant, or a tuple of constants; lists and dictionaries are state, which may change while a function runs."
+    "A constant, or a tuple of constants."
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (str, int, float, bool, bytes))
@@ -261,41 +272,60 @@ def _array(value) -> np.ndarray | None:
     return value.detach().cpu().numpy() if is_tensor else None
 
 # %% ../../nbs/00a_core/00_code.ipynb #bb94f7be
-def _constants(values: dict) -> dict:
-    "The constants among some values, and the content of arrays and tensors."
-    arrays = {n: a for n, v in values.items() if (a := _array(v)) is not None}
-    read = {n: [str(a.dtype), a.shape, hashlib.sha256(a.tobytes()).hexdigest()[:16]] for n, a in arrays.items()}
-    return {n: repr(v) for n, v in values.items() if _is_plain(v)} | read
+_COLLECTIONS = (list, tuple, dict, set, frozenset, partial)  # they count with all that they hold
 
 
-def _own_code(thing) -> tuple:  # what stands for it in the key; the other things that it uses
+def _is_read(value) -> bool:
+    "Does a value count by its content? Other objects that a function uses are not looked into."
+    return _is_plain(value) or isinstance(value, (np.generic, *_COLLECTIONS)) or _array(value) is not None
+
+
+def _values(values: dict, above: tuple) -> list:
+    "The content of the constants, arrays and collections among some values."
+    return _held_items({n: v for n, v in values.items() if _is_read(v)}, above)
+
+
+def _wrapping(thing, above: tuple) -> list:
+    "What partials and decorators around a function were given."
+    outer = list(_layers(thing))[:-1]
+    closures = [dict(enumerate(c.cell_contents for c in getattr(w, '__closure__', None) or ())) for w in outer]
+    given = [held_state([w.args, w.keywords], above) for w in outer if isinstance(w, partial)]
+    return [*given, *(_values(c, above) for c in closures if c)]
+
+
+def _own_code(thing, above: tuple) -> tuple:  # what stands for it in the key; the other things that it uses
     "What a function or class outside of this library does."
     files = _package_files(thing.__module__ or '')
     if isinstance(thing, type):
-        fixed = _constants({n: v for n, v in vars(thing).items() if n[:2] != '__'})
+        fixed = _values({n: v for n, v in vars(thing).items() if n[:2] != '__'}, above)
         return [thing.__qualname__, files, fixed], [*thing.__bases__, *_methods(thing)]
     values = _named_by(thing)
     given = {str(i): v for i, v in enumerate(thing.__defaults__ or ())} | (thing.__kwdefaults__ or {})
     used = [
         v for v in [*values.values(), *given.values()] if isinstance(v, (types.FunctionType, type)) or _module_of(v)
     ]
-    return [thing.__qualname__, files, _byte_code(thing.__code__), _constants(values), _constants(given)], used
+    return [thing.__qualname__, files, _byte_code(thing.__code__), *(_values(v, above) for v in (values, given))], used
 
 # %% ../../nbs/00a_core/00_code.ipynb #9b80ed97
 def code_version(
     *things,  # functions, classes, modules, or objects, which stand for their class
 ) -> str:
-    "16 hex digits of the code of `things` and of every module of this library that they import."
+    "16 hex digits of the code of `things`, of what they are given and of every module of this library they import."
     check_unchanged()
-    todo = [_unwrapped(t) for t in things]
-    outside = {_package(t) for t in todo} | {'__main__'}
-    for given, thing in zip(things, todo):
+    for given, thing in zip(things, map(_unwrapped, things)):
         if _package(thing) in sys.stdlib_module_names or isinstance(thing, types.ModuleType) and not _module_of(thing):
             raise TypeError(
                 f'code_version: {given!r} is not a function, class, module or object with readable code in the library'
             )
-    modules, own, seen = set(), [], set()
+    return _version(things)
+
+
+def _version(things, above: tuple = ()) -> str:
+    "`code_version` of things that are held by those with the ids `above`."
+    todo, modules, own, seen = list(things), set(), [], set()
+    outside = {_package(_unwrapped(t)) for t in todo} | {'__main__'}
     while todo:
+        own += map(json.dumps, _wrapping(todo[-1], above))
         thing = _unwrapped(todo.pop())
         if name := _module_of(thing):
             modules.add(name)
@@ -303,15 +333,26 @@ def code_version(
             continue
         elif id(thing) not in seen:
             seen.add(id(thing))
-            about, used = _own_code(thing)
+            about, used = _own_code(thing, above)
             own.append(json.dumps(about, sort_keys=True))
             todo += used
     return hashlib.sha256(json.dumps([sorted(own), import_closure(modules)]).encode()).hexdigest()[:16]
 
 # %% ../../nbs/00a_core/00_code.ipynb #4e8759bf
-def _hash_array(a: np.ndarray) -> list:
-    "Type, shape and content of an array."
-    return ['array', str(a.dtype), list(a.shape), hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest()[:16]]
+_hashes = {}  # id of a big tensor -> a reference that does not keep it, its state, its hash
+
+
+def _content(thing, array: np.ndarray) -> str:
+    "16 hex digits of an array or tensor; those of a big tensor are kept until it changes or is gone."
+    array = np.ascontiguousarray(array)
+    keeps = hasattr(thing, 'detach') and array.nbytes >= 1 << 20 and not thing.is_inference()
+    state = keeps and (thing.data_ptr(), thing._version, zlib.adler32(array))
+    known, before, found = _hashes.get(id(thing), (lambda: None, None, ''))
+    if not keeps or known() is not thing or before != state:
+        found = hashlib.sha256(array).hexdigest()[:16]
+    if keeps:
+        _hashes[id(thing)] = weakref.ref(thing, lambda _, key=id(thing): _hashes.pop(key, None)), state, found
+    return found
 
 
 def _held_by_function(f: types.FunctionType, above: tuple) -> list:
@@ -321,7 +362,7 @@ def _held_by_function(f: types.FunctionType, above: tuple) -> list:
         named = {n: v for n, v in named.items() if n in f.__code__.co_freevars}
     held = {n: v for n, v in named.items() if not isinstance(v, (types.ModuleType, type))}
     given = {str(i): v for i, v in enumerate(f.__defaults__ or ())} | (f.__kwdefaults__ or {})
-    return ['function', code_version(f), _byte_code(f.__code__), *(_held_items(d, above) for d in (held, given))]
+    return ['function', _version([f], above), _byte_code(f.__code__), *(_held_items(d, above) for d in (held, given))]
 
 
 def _held_items(values: dict, above: tuple) -> list:
@@ -334,10 +375,10 @@ def held_state(thing, above: tuple = ()):
     if id(thing) in above:
         return 'itself'
     above = (*above, id(thing))
-    if _is_plain(thing) or isinstance(thing, np.generic):
+    if _is_plain(thing) or isinstance(thing, (np.generic, PurePath)):
         return repr(thing)
     if (array := _array(thing)) is not None:
-        return _hash_array(array)
+        return ['array', str(array.dtype), list(array.shape), _content(thing, array)]
     if isinstance(getattr(thing, 'fingerprint', None), str):
         return ['fingerprint', thing.fingerprint]
     if isinstance(thing, dict):
@@ -366,9 +407,10 @@ def _held_by_object(thing, above: tuple) -> list:
         return repr(thing)
     if not hasattr(thing, '__dict__'):
         raise TypeError(
-            f'a rule holds {type(thing).__name__} {thing!r:.60}, which cannot be part of the key of its rankings: '
-            'give it numbers, texts, arrays or objects with attributes, or an attribute `fingerprint` (a text)'
+            f'a rule, or a function whose work is kept, holds {type(thing).__name__} {thing!r:.60}, which cannot be '
+            'part of the key of that work: give it numbers, texts, paths, arrays or objects with attributes, or an '
+            'attribute `fingerprint` (a text)'
         )
     attributes = _held_items({k: v for k, v in vars(thing).items() if '_hook' not in k}, above)
-    version = '' if _package(type(thing)) in _KNOWN else code_version(type(thing))
+    version = '' if _package(type(thing)) in _KNOWN else _version([type(thing)], above)
     return ['object', type(thing).__qualname__, version, attributes]

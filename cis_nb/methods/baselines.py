@@ -71,13 +71,13 @@ class FeatureMethod:
 
     @property
     def fingerprint(self) -> str:
-        "Of everything that decides its rankings: class, backbone, run, and the settings of a subclass."
+        "Of everything that decides its rankings: class, backbone, run, and its settings."
         return fingerprint([self.name, self.backbone.fingerprint, self.run, self.settings(), code_version(type(self))])
 
-    def settings(self) -> dict:
-        "What a subclass adds to the fingerprint: its own fields, unless its run decides them."
-        mine = {f.name for f in fields(self)} - {f.name for f in fields(FeatureMethod)}
-        return {} if self.run else {name: held_state(getattr(self, name)) for name in sorted(mine)}
+    def settings(self, *told: str) -> dict:  # told: fields that a subclass describes itself
+        "The fields of a subclass and all that they hold, weights too; those with `init=False` are its memory."
+        mine = {f.name for f in fields(self) if f.init} - {f.name for f in fields(FeatureMethod)} - {*told}
+        return {name: held_state(getattr(self, name)) for name in sorted(mine)}
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         "Embeddings (B,D), l2-normalised, of raw reference features (B,D) and B texts."
@@ -118,10 +118,6 @@ class FusionMethod(FeatureMethod):
 
     fuse: Callable  # (B,D), (B,D) -> (B,D)
 
-    def settings(self) -> dict:
-        "The rule's code and all that it holds: two weights of a sum are two methods."
-        return dict(rule=held_state(self.fuse))
-
     def encode_query(self, ref, texts) -> torch.Tensor:
         return self.fuse(ref, self.read(texts))
 
@@ -131,9 +127,6 @@ class RandomScores(FeatureMethod):
     "The method that guesses: queries and images are random vectors, made from what they are called."
 
     seed: int = 0
-
-    def settings(self) -> dict:
-        return dict(seed=self.seed)
 
     def encode_gallery(self, images):
         "A random vector for each image that has a feature."

@@ -185,7 +185,7 @@ class CondViTMethod(FeatureMethod):
 
     def settings(self) -> dict:
         reader = self.read.backbone.fingerprint if self.net.condition == 'text' else ''
-        return dict(tower=self.tower.fingerprint, reader=reader)
+        return super().settings('net', 'live') | dict(tower=self.tower.fingerprint, reader=reader)
 
     def conditions(self, texts) -> torch.Tensor:  # B texts -> (B,) or (B,C), or None for a ViT without conditions
         "Texts as the network reads them; ValueError for an unknown category, or a category given to a text model."

@@ -112,9 +112,6 @@ class PseudoWord(FeatureMethod):
     prompt: str = PROMPT
     unit_input: bool = False  # φ reads unit vectors (LinCIR's code has the flag, its paper reports divergence)
 
-    def settings(self) -> dict:
-        return dict(prompt=self.prompt, unit_input=self.unit_input)
-
     def words(self, ref) -> torch.Tensor:  # (B,D) raw features -> (B,W)
         "The pseudo-words of images."
         ref = torch.as_tensor(ref).float().to(next(self.phi.parameters()).device)

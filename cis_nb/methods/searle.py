@@ -267,6 +267,11 @@ class Phrases:
     meaning: object  # phrase -> feature
     folder: Path
 
+    @property
+    def fingerprint(self) -> str:
+        "Of the texts: the name of their folder in the store."
+        return Path(self.folder).name
+
     def draw(
         self, near, rng, every: bool, alike: bool = False
     ) -> tuple:  # (B,k) concepts -> B phrases with `$`, (B,D) of length one
@@ -404,10 +409,6 @@ class SearleOTI(PseudoWord):
     phrases: object = None
     steps: int = 350
     num_concepts: int = 15
-
-    def settings(self) -> dict:
-        found = dict(phrases=Path(self.phrases.folder).name, steps=self.steps, num_concepts=self.num_concepts)
-        return super().settings() | found
 
     def words(self, ref):
         "Pseudo-words (B,W) of image features (B,D), searched now."

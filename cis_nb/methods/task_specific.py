@@ -81,9 +81,6 @@ class FocusAttribute(AttributeSolution):
         super().__post_init__()
         self.types = {t: list(dict.fromkeys(v)) for t, v in self.types.items()}
 
-    def settings(self) -> dict:
-        return dict(types=self.types, prompts=self.prompts, labels=self.labels and self.labels.fingerprint)
-
     def encode_query(self, ref, texts) -> torch.Tensor:
         "`q` (B,D): the direction of the attribute that each `ref` (B,D) shows."
         q, texts = torch.zeros(len(ref), self.backbone.D), np.array(texts)
@@ -104,9 +101,6 @@ class ChangeAttribute(AttributeSolution):
 
     objects: list  # every object name
     prompts: tuple = ENSEMBLE
-
-    def settings(self) -> dict:
-        return dict(objects=list(self.objects), prompts=self.prompts, labels=self.labels and self.labels.fingerprint)
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         "`q` (B,D): the text “condition object”."
@@ -149,9 +143,6 @@ class SharedObjects(FeatureMethod):
         super().__post_init__()
         if self.distance not in DISTANCES:
             raise ValueError(f'unknown distance {self.distance!r}; there are {", ".join(DISTANCES)}')
-
-    def settings(self) -> dict:
-        return dict(threshold=self.threshold, distance=self.distance)
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         "`q` (B,2C): the confidences `ref` (B,C) of the detector, and the name in the condition."

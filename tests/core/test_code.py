@@ -4,9 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
+import numpy as np
 import pytest
+import torch
 from projects import ROOT
-from cis_nb.core.code import import_closure
+from cis_nb.core import code
+from cis_nb.core.code import code_version, held_state, import_closure
 
 KEY = '''
 import sys
@@ -87,3 +91,79 @@ def test_every_file_of_a_package_from_outside_counts(tmp_path):
         append(tmp_path / 'outside_package' / folder / 'rules.py', 'WEIGHT = 2\n')
         assert version() != before
         before = version()
+
+
+# --- what code is given and reads
+
+
+WEIGHTS = {}
+
+
+def by_global(a, b):
+    return a + WEIGHTS['w'] * b
+
+
+class ByGlobal:
+    def __call__(self, a, b):
+        return a + WEIGHTS['w'] * b
+
+
+def of_global(thing, w) -> str:
+    "The version of a thing that reads a global dictionary."
+    WEIGHTS['w'] = w
+    return code_version(thing)
+
+
+def rule(a, b, w):
+    return a + w * b
+
+
+def closure(weights):
+    return lambda a, b: a + weights['w'] * b
+
+
+def with_attribute(weights):
+    return type('Rule', (), {'W': weights, '__call__': rule, '__module__': __name__})
+
+
+@pytest.mark.parametrize(
+    'version',
+    [
+        lambda w: of_global(by_global, w),
+        lambda w: of_global(ByGlobal, w),
+        lambda w: code_version(partial(rule, w=w)),
+        lambda w: code_version(partial(partial(rule, w=w), b=1)),
+        lambda w: code_version(closure({'w': w})),
+        lambda w: code_version(closure({'w': partial(rule, w=[w])})),
+        *(lambda w, wrap=wrap: code_version(with_attribute(wrap(w))) for wrap in (list, set, dict)),
+        lambda w: held_state(with_attribute([w])()),
+    ],
+)
+def test_what_code_is_given_and_reads_is_part_of_its_key(version):
+    weights = [((0.2, 1),), ((0.8, 1),)]  # what a list, a set and a dictionary can be made of
+    assert version(weights[0]) == version(weights[0]) != version(weights[1])
+
+
+def test_what_cannot_be_read_is_an_error_that_says_what_to_do():
+    with pytest.raises(TypeError, match='list_iterator .* give it numbers, texts, paths, arrays'):
+        code_version(closure({'w': iter([1])}))
+
+
+def test_a_collection_that_holds_its_reader_is_read_once():
+    def reads(a):
+        return held['reads'], a
+
+    held = {'reads': reads}
+    assert code_version(reads) == code_version(reads)
+
+
+def test_big_weights_are_hashed_again_only_after_a_change(monkeypatch):
+    weights, real, hashed = torch.zeros(600, 600), code.hashlib.sha256, []
+    monkeypatch.setattr(code.hashlib, 'sha256', lambda content: hashed.append(1) or real(content))
+    before = held_state(weights)
+    assert held_state(weights) == before and len(hashed) == 1
+    for change in (lambda: weights.add_(1), lambda: weights.data.mul_(2), lambda: weights.numpy().fill(3)):
+        change()
+        assert held_state(weights) != before
+        before = held_state(weights)
+    assert before == held_state(torch.full((600, 600), 3.0)) == held_state(np.full((600, 600), 3, np.float32))

@@ -1,7 +1,7 @@
 "Baselines: hand-computed scores, normalised queries, random scores."
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -100,6 +100,36 @@ def test_random_scores_rank_a_shared_gallery_in_chunks():
     found = rank_gallery(q, g, targets, score=m.score, device='cpu')
     assert (found.ranks == rank_gallery(q, g, targets, score=m.score, chunk=70, device='cpu').ranks).all()
     assert [100 * (found.ranks <= k).mean() for k in (5, 50, 250)] == pytest.approx([1, 10, 50], abs=2)
+
+
+@dataclass(kw_only=True)
+class Weighted(bl.FusionMethod):
+    w: float
+
+
+class WithList:
+    "A rule whose weights are an attribute of the class."
+
+    def __call__(self, ref, cond):
+        return ref + self.W[0] * cond
+
+
+def keys(**given) -> list:
+    "Fingerprints of methods that differ in one field; the last value of each is that of the first."
+    made = dict(name='sum', fuse=bl.image_text, w=0.2, backbone=SimpleNamespace(fingerprint='blind'))
+    ((field, values),) = given.items()
+    return [Weighted(**made | {field: v}, **run).fingerprint for run in ({}, dict(run='r')) for v in values]
+
+
+def test_a_field_of_a_subclass_of_a_rule_decides_the_fingerprint():
+    one, other, same, *trained = keys(w=(0.2, 0.8, 0.2))
+    assert one == same != other and trained[0] == trained[2] != trained[1] and trained[0] != one
+
+
+def test_a_list_of_a_rules_class_decides_the_fingerprint():
+    light, heavy, again = (type('Rule', (WithList,), dict(W=[w], __module__=__name__))() for w in (0.2, 0.8, 0.2))
+    one, other, same, *_ = keys(fuse=(light, heavy, again))
+    assert one == same != other
 
 
 def test_chance_of_mixed_galleries():

@@ -1,5 +1,6 @@
 "Pic2Word and SEARLE: resumed trainings, keys of runs, pseudo-words of another backbone."
 
+from dataclasses import replace
 import numpy as np
 import pytest
 import torch
@@ -8,7 +9,8 @@ from cis_nb import api
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.code import import_closure
 from cis_nb.methods.pic2word import Pic2Word
-from cis_nb.methods.pseudo_words import Mapper, load_pseudo_word, save_phi
+from cis_nb.methods.combiner import Combiner, CombinerMethod
+from cis_nb.methods.pseudo_words import Mapper, Phi, PseudoWord, load_pseudo_word, save_phi
 from cis_nb.train import make_objective, settings as params_of
 from cis_nb.training.loop import train
 
@@ -96,3 +98,29 @@ def test_words_from_pictures_need_pictures(store, monkeypatch, corpus, words):
     with pytest.raises(ValueError, match=words):
         given = dict(method='lincir', supervision='image', corpus=corpus, parser='world', photos=60, cirr=30)
         make_objective(params_of(given))
+
+
+# ---- keys of rankings
+
+
+def word(seed: int, **given) -> PseudoWord:
+    torch.manual_seed(seed)
+    return PseudoWord(name='lincir', backbone=tiny, phi=Phi(tiny.D, tiny.W, 16).eval(), **given)
+
+
+@pytest.mark.parametrize('run', ['', 'lincir-1'])
+def test_another_network_or_setting_is_another_key(run):
+    m = word(0, run=run)
+    others = [
+        word(1, run=run),
+        word(0, run='other'),
+        *(replace(m, **g) for g in (dict(prompt='$ , {condition}'), dict(unit_input=True))),
+    ]
+    assert word(0, run=run).fingerprint == m.fingerprint and len({o.fingerprint for o in [m, *others]}) == 5
+
+
+def test_a_changed_field_of_a_trained_method_is_another_key():
+    m = CombinerMethod(name='combiner', backbone=tiny, net=Combiner(tiny.D, 16, 16), run='combiner-1')
+    others = [replace(m, tune='both'), replace(m, inputs={'key': np.ones(3)})]
+    m.encoded['kept'] = 'features'
+    assert len({o.fingerprint for o in [m, *others]}) == 3 and replace(m).fingerprint == m.fingerprint
