@@ -258,7 +258,7 @@ def submission_files(folder: Path, sent: api.Submission) -> pd.DataFrame:  # fil
 def example_entry(entries: list) -> Entry:
     "The entry whose rankings are shown: a Combiner, Image + Text, the last training or the last method."
     for name in ('combiner', 'combiner_cirr', 'image_text'):
-        if named := [e for e in entries if e.method.name == name]:
+        if named := [e for e in entries if e.name == name]:
             return named[0]
     return [e for e in entries if e.run][-1] if any(e.run for e in entries) else entries[-1]
 
@@ -266,5 +266,5 @@ def example_entry(entries: list) -> Entry:
 def entry_strips(run: MatrixRun, entry: Entry, task: str) -> list:  # rows of `show_grid`
     "The best, the median and the worst ranking of an entry on a task."
     mine = run.per_query[run.per_query.seed == entry.seed]
-    lines = best_median_worst(mine, entry.method.name, task).values()
+    lines = best_median_worst(mine, entry.name, task).values()
     return [ranking_strip(run.sets[task], r, f'rank {r["rank"]} of {r.gallery_size}: ') for r in lines]

@@ -180,7 +180,7 @@ def training_row(entry: Entry) -> list:
     origins = dict(mined=f'mined triplets of {Path(p["data"]).name}', cirr='CIRR triplets')
     size = f'from {p["cirr"]:,} scenes' if triplets == 'cirr' else f'{p["samples"]:,}'
     recipe = [p['steps'], p['batch_size'], *(p.get(k, '–') for k in ('tune', 'start', 'negatives'))]
-    return [entry.method.title, entry.seed, origins.get(triplets, p['data']), size, *recipe, entry.run.name]
+    return [entry.title, entry.seed, origins.get(triplets, p['data']), size, *recipe, entry.run.name]
 
 
 def trainings_table(entries: list) -> pd.DataFrame:
