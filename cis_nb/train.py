@@ -29,18 +29,30 @@ from .training.validation import run_folder
 FREE = ('device', 'log_every', 'workers', 'processes')  # settings that do not change the result
 
 
-def settings(given: dict, source: str = '') -> TrainingConfig:
-    "The checked configuration of a training; `auto` values are resolved. Raises ValueError with field and value."
+def _settings(given: dict) -> TrainingConfig:
+    "The configuration of the method that is meant, with the weights that it begins with."
     method, pretrained = api.resolve_method(given), given.get('pretrained', 'auto')
     if pretrained == 'auto':
         pretrained = 'none' if method == api.backbone_maker(given) else 'default'
     plugin = api.get('method', method)
     if not plugin.trains:
         able = api.trainable_methods()
-        raise ValueError(f'{source}: method: {method!r} has no training; methods with a training: {", ".join(able)}')
-    config = api.configure(plugin.Config, given | dict(method=method, pretrained=pretrained), source)
-    pick_device(config.device)
-    return config
+        raise ValueError(f'method: {method!r} has no training; methods with a training: {", ".join(able)}')
+    return api.configure(plugin.Config, given | dict(method=method, pretrained=pretrained))
+
+
+def settings(given: dict, source: str = '') -> TrainingConfig:
+    """The checked configuration of a training; method, weights and precision are those that `auto` stands for here.
+
+    Raises ValueError with `source` (the file), field and value.
+    """
+    try:
+        config = _settings(given)
+        kind = pick_device(config.device).type
+    except ValueError as e:
+        raise ValueError(f'{source}: {e}' if source else str(e)) from None
+    here = 'bfloat16' if kind == 'cuda' else 'float32'
+    return config if config.dtype != 'auto' else config.model_copy(update=dict(dtype=here))
 
 # %% ../nbs/05_train.ipynb #938401d0
 def trained_weights(name: str) -> str:
@@ -75,7 +87,7 @@ def fit(folder, given: dict) -> pd.DataFrame:
     # one core draws the next batch
     torch.set_num_threads(max(1, min(torch.get_num_threads(), (os.cpu_count() or 2) - 1)))
     config = settings(given)
-    return train(make_objective(config), Path(folder), **{k: getattr(config, k) for k in LOOP if hasattr(config, k)})
+    return train(make_objective(config), Path(folder), **{k: getattr(config, k) for k in LOOP})
 
 # %% ../nbs/05_train.ipynb #6e75d7fb
 def train_or_load(config: TrainingConfig) -> Path:

@@ -1,6 +1,7 @@
 "What is registered keeps the contracts of `cis_nb.api`: methods train, load and rank; benchmarks ask and aggregate."
 
 from types import SimpleNamespace
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -10,10 +11,12 @@ from matplotlib.colors import is_color_like
 from PIL import Image
 
 from cis_nb import api
+from cis_nb.backbones.features import image_features, text_features
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.weights import BACKBONES
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.core.plotting import color
+from cis_nb.core.report import finish
 from cis_nb.core.store import fingerprint, manifest
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.roots import dataset_root
@@ -292,6 +295,64 @@ def test_a_backbone_keeps_its_contract(name):
     states, mask = b.text_states(['a boat', 'a red boat at night'])
     assert states.shape == (2, mask.shape[1], b.W) and mask.sum(1).tolist() == [4, 7]
     assert b.encode_text(['a boat']).shape == b.encode_pseudo(['a $'], torch.zeros(1, b.W)).shape == (1, b.D)
+
+
+class Projections:
+    "Random projections of pixels and of hashed words; has what the contract lists, and nothing else."
+
+    name, D, W, image_size, fingerprint = 'projections', 8, 4, 6, 'projections'
+    device, dtype = torch.device('cpu'), torch.float32
+    record = dict(backbone='projections', weights='random', activation='none', dtype='float32', preprocess='6 pixels')
+
+    def _drawn(self, what, *shape):
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(crc32(what.encode())))
+
+    def preprocess(self, image):
+        return self.normalise(np.array(image.convert('RGB').resize((6, 6)))[None])[0]
+
+    def normalise(self, pixels):
+        pixels = torch.as_tensor(pixels).float() / 255 - 0.5
+        return pixels.permute(0, 3, 1, 2) if pixels.shape[-1] == 3 else pixels
+
+    def encode_image(self, images):
+        return images.flatten(1) @ self._drawn('pixels', 3 * 6 * 6, 8)
+
+    def text_states(self, texts):
+        rows = [torch.stack([self._drawn(w, 4) for w in t.split()]) for t in texts]
+        states = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return states, torch.arange(states.shape[1]) < torch.tensor([[len(r)] for r in rows])
+
+    def encode_text(self, texts):
+        return self.text_states(texts)[0].sum(1) @ self._drawn('words', 4, 8)
+
+    def encode_pseudo(self, prompts, words):
+        return self.encode_text(prompts) + words @ self._drawn('words', 4, 8)
+
+    def features(self, images):
+        return image_features(self, images.ids, images.load, images.key)
+
+
+class ProjectionsPlugin(api.BackbonePlugin):
+    name = 'projections'
+
+    def load(self, *_, **__):
+        return Projections()
+
+
+def test_what_the_contract_of_a_backbone_lists_is_enough_to_be_ranked(monkeypatch):
+    monkeypatch.setitem(api._in_this_process['backbone'], 'projections', ProjectionsPlugin())
+    b, listed = load_backbone('projections'), {*api.Backbone.__annotations__, *vars(api.Backbone)}
+    assert isinstance(b, api.Backbone)
+    assert {n for n in dir(b) if n[0] != '_'} == {n for n in listed if n[0] != '_'}
+    texts = ['a red boat', 'is red']
+    assert torch.equal(text_features(b, texts)[texts], b.encode_text(texts))
+    source = images()
+    alone = torch.stack([b.preprocess(source.load(i)) for i in source.ids])
+    assert torch.equal(source.features(b)[source.ids], b.encode_image(alone))
+    asked = small('cirr')
+    per_query, rows = evaluate_benchmark(method('image_text', b), asked)
+    assert '6 pixels' in finish({}, 'ranked', results=rows, backbone=b).data
+    assert set(rows.backbone) == {'projections'} and len(per_query) == sum(map(len, asked.tasks.values()))
 
 
 def test_a_backbone_from_outside_is_found_by_name(tmp_path, monkeypatch):

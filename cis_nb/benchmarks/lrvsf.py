@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from ..api import BenchmarkPlugin, MainMetric
+from ..api import BenchmarkPlugin, MainMetric, MethodByTask
 from .cirr import relative_fault
 from .genecis import read_json
 from ..core.parameters import one_of
@@ -634,7 +634,7 @@ class EncodedTask:
 @torch.no_grad()
 def encode_task(method, task: LRVSFTask) -> EncodedTask:
     "Embed a task once; images without a feature are left out and the protocol says so."
-    method = method.for_task(task) if hasattr(method, 'for_task') else method
+    method = method.for_task(task) if isinstance(method, MethodByTask) else method
     features = method.encode_gallery(task.source)
     task = task.restrict(features.index)
     q = method.encode_queries(task.as_queries())

@@ -8,7 +8,7 @@ __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'TABLE5', 'RelationCorpus', 'co
            'format_interval', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 import numpy as np
@@ -143,7 +143,7 @@ def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #80cb3604
 def variant_rankings(name: str, run, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:
     "The rankings of a run on the tasks of `at`."
-    entry = Entry(replace(load_combiner(run, device, at.model), name=name), seed, run)
+    entry = Entry(load_combiner(run, device, at.model), seed, run, name)
     return read_cached(rank_entries([entry], at.benchmarks, seed))
 
 

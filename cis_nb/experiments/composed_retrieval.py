@@ -263,12 +263,12 @@ def submission_files(folder: Path, sent: api.Submission) -> pd.DataFrame:  # fil
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #b0022f33
 def example_entry(entries: list) -> Entry:
     "The entry whose rankings are shown: the first training, else Image + Text, else the last method."
-    trained, sums = [e for e in entries if e.run], [e for e in entries if e.method.name == 'image_text']
+    trained, sums = [e for e in entries if e.run], [e for e in entries if e.name == 'image_text']
     return [*trained, *sums, entries[-1]][0]
 
 
 def entry_strips(run: MatrixRun, entry: Entry, task: str) -> list:  # rows of `show_grid`
     "The best, the median and the worst ranking of an entry on a task."
     mine = run.per_query[run.per_query.seed == entry.seed]
-    lines = best_median_worst(mine, entry.method.name, task).values()
+    lines = best_median_worst(mine, entry.name, task).values()
     return [ranking_strip(run.sets[task], r, f'rank {r["rank"]} of {r.gallery_size}: ') for r in lines]

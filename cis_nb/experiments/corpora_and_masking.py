@@ -101,7 +101,7 @@ def coverage_table(samples: dict, titles: dict, run: MatrixRun) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #6e830d41
 def self_retrieval_rates(run: MatrixRun, gallery) -> pd.DataFrame:  # mean, std; one row a variant
     "Self-retrieval of the trainings in the images of `gallery` (a Task), in percent; mean and deviation over seeds."
-    rows = [dict(variant=e.method.name, rate=self_retrieval(e, gallery)) for e in trained_only(run)]
+    rows = [dict(variant=e.name, rate=self_retrieval(e, gallery)) for e in trained_only(run)]
     return pd.DataFrame(rows).groupby('variant', sort=False).rate.agg(['mean', 'std']).fillna(0)
 
 

@@ -7,7 +7,7 @@ __all__ = ['BRIEF', 'RANKING_COLUMNS', 'training_config', 'Entry', 'known_as', '
            'share_texts', 'trained_entry', 'trained_entries', 'compared_methods', 'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +18,6 @@ from ..backbones.features import TextMemory
 from ..core.experiment_files import parameters
 from ..core.store import fingerprint, stored
 from .comparison import UNTRAINED
-from ..methods.baselines import FeatureMethod
 from ..train import settings, train_or_load
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #e8f8d4d5
@@ -50,9 +49,14 @@ def training_config(
 class Entry:
     "A method under comparison; trained ones once per seed."
 
-    method: FeatureMethod
+    method: api.Method | api.MethodByTask
     seed: int = UNTRAINED  # of its training
     run: Path = None  # its run
+    name: str = ''  # in results; empty: the method's
+    title: str = ''  # in tables; empty: the method's
+
+    def __post_init__(self):
+        self.name, self.title = self.name or self.method.name, self.title or self.method.title
 
     @property
     def backbone(self):
@@ -61,7 +65,7 @@ class Entry:
 
 def known_as(entry: Entry) -> str:
     "A readable name of what an entry has ranked."
-    return f'{entry.backbone.name}-{entry.method.name}' + (f'-s{entry.seed}' if entry.run else '')
+    return f'{entry.backbone.name}-{entry.name}' + (f'-s{entry.seed}' if entry.run else '')
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #968929ef
 def untrained_method(name: str, backbone, seed=0, given: dict = {}):
@@ -77,17 +81,16 @@ def untrained_methods(names: list, backbone, seed=0, read: TextMemory = None, gi
 
 
 def share_texts(method, backbone, read: TextMemory = None):
-    "A method that reads its texts from `read`, if it is over the same backbone."
-    shares = read is not None and isinstance(method, FeatureMethod) and method.backbone is backbone
-    return replace(method, read=read) if shares else method
+    "A method that reads its texts from `read`, if it can and is over the same backbone."
+    shares = read is not None and isinstance(method, api.SharesTexts) and method.backbone is backbone
+    return method.reading(read) if shares else method
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #a027d109
 def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) -> Entry:
     "The method of `config`, trained unless the store holds the run; `backbone` is reused if it is the run's."
     run, plugin = train_or_load(config), api.get('method', config.method)
     m, name = plugin.load(run, device, backbone), plugin.variant(config)
-    m.name, m.title = name, api.method_style(name).title
-    return Entry(share_texts(m, backbone, read), config.seed, run)
+    return Entry(share_texts(m, backbone, read), config.seed, run, name, api.method_style(name).title)
 
 
 def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=None) -> list:

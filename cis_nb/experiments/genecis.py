@@ -178,7 +178,7 @@ def training_row(entry: Entry) -> list:
     "Method, seed, training data and recipe of a training, from the record of its run."
     p = manifest(entry.run)['params']
     recipe = [p['steps'], p['batch_size'], *(p.get(k, '–') for k in ('tune', 'start', 'negatives'))]
-    return [entry.method.title, entry.seed, *api.get('method', p['method']).trained_on(p), *recipe, entry.run.name]
+    return [entry.title, entry.seed, *api.get('method', p['method']).trained_on(p), *recipe, entry.run.name]
 
 
 def trainings_table(entries: list) -> pd.DataFrame:

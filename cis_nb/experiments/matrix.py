@@ -55,15 +55,23 @@ def rank_benchmark(entry: Entry, benchmark: Benchmark, seed: int = 0) -> tuple: 
     "A benchmark, ranked by one method; of each query the first fifty images are kept, enough for a submission."
     per_query, rows = evaluate_benchmark(entry.method, benchmark, seed, keep=50)
     of_training = seed if entry.seed == UNTRAINED else entry.seed
-    labels = dict(benchmark=benchmark.name, method=entry.method.name)
-    return per_query.assign(seed=entry.seed, draw=benchmark.draw, **labels), rows.assign(seed=of_training)
+    labels = dict(benchmark=benchmark.name, method=entry.name)
+    rows = rows.assign(seed=of_training, method=entry.name)
+    return per_query.assign(seed=entry.seed, draw=benchmark.draw, **labels), rows
 
 
 def cached_benchmark_rankings(entry: Entry, benchmark: Benchmark, seed: int = 0) -> Path:  # the folder
     "What `rank_benchmark` gives, made once."
     methods = task_methods(entry.method, benchmark)[0]
     scored = {name: [task.metrics, task.ks] for name, task in benchmark.tasks.items()}
-    about = dict(method=entry.method.fingerprint, training=entry.seed, seed=seed, scored=scored, draw=benchmark.draw)
+    about = dict(
+        name=entry.name,
+        method=entry.method.fingerprint,
+        training=entry.seed,
+        seed=seed,
+        scored=scored,
+        draw=benchmark.draw,
+    )
     about |= dict(by_task={name: m.fingerprint for name, m in methods.items() if m is not entry.method})
 
     def make():
@@ -76,7 +84,7 @@ def cached_benchmark_rankings(entry: Entry, benchmark: Benchmark, seed: int = 0)
 def unsolved_tasks(entries: list, benchmarks: dict) -> pd.DataFrame:
     "The tasks that methods have refused: title of the method, benchmark, draw, task, why."
     rows = [
-        [e.method.title, b.name, b.draw, task, why]
+        [e.title, b.name, b.draw, task, why]
         for b in benchmarks.values()
         for e in entries
         for task, why in task_methods(e.method, b)[1].items()
@@ -93,7 +101,7 @@ def rank_entries(entries: list, benchmarks: dict, seed: int = 0) -> list:  # fol
         if benchmarks and not any(e is other for other, _ in able):
             refused = unsolved_tasks([e], benchmarks).drop_duplicates(['benchmark', 'task'])
             reasons = '; '.join(f'{r.benchmark}, {r.task}: {r.why}' for r in refused.itertuples())
-            raise Unsolved(f'{e.method.name} can solve no task; leave it out of `methods`: {reasons}')
+            raise Unsolved(f'{e.name} can solve no task; leave it out of `methods`: {reasons}')
     return [cached_benchmark_rankings(e, b, seed) for e, b in progress(able, 'benchmarks', 'ranking')]
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #87c21d6f
@@ -113,7 +121,7 @@ class MatrixRun:
     @property
     def titles(self) -> dict:  # name -> title
         "The methods in the order in which they were named."
-        return {e.method.name: e.method.title for e in self.entries}
+        return {e.name: e.title for e in self.entries}
 
     @property
     def protocols(self) -> list:

@@ -112,7 +112,7 @@ SHIFTS = {'shift removed': -1.0, 'unchanged': 0.0, 'shift doubled': 1.0}  # how 
 def shifted_rankings(entries: list, task: Task, by: torch.Tensor, seed: int = 0) -> pd.DataFrame:
     "Rankings of a task with scores, by trained entries whose φ reads features moved by `by` (D,)."
     found = [evaluate(shifted(e.method, by), task, (10,), seed, keep=50)[0] for e in entries]
-    return scored(pd.concat([q.assign(method=e.method.name, seed=e.seed, draw=0) for q, e in zip(found, entries)]))
+    return scored(pd.concat([q.assign(method=e.name, seed=e.seed, draw=0) for q, e in zip(found, entries)]))
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #15bbd463
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def shift_study(
     seed: int = 0,
 ) -> ShiftStudy:
     "Two variants of a sweep, ranked with the shift removed, unchanged and doubled."
-    pair, q = [e for e in trained_only(run) if e.method.name in (a, b)], run.per_query
+    pair, q = [e for e in trained_only(run) if e.name in (a, b)], run.per_query
     rankings = {
         (how, t): shifted_rankings(pair, task, times * shift.vector, seed)
         if times
@@ -215,7 +215,7 @@ def word_statistics(
     "Self-retrieval and gap of the pseudo-words of each training."
     rows = [
         dict(
-            method=e.method.name,
+            method=e.name,
             seed=e.seed,
             self_retrieval=self_retrieval(e, gallery) if gallery else np.nan,
             gap=modality_gap_of_words(e, n, seed),
@@ -243,7 +243,7 @@ def words_table(stats: pd.DataFrame, titles: dict) -> pd.DataFrame:
 def gap_differences(entries: list, a: str, b: str, seed: int = 0) -> list:  # one for each training seed
     "How much wider the gap of words of variant `a` is than that of `b`, in hundredths."
     found = []
-    of = {(e.method.name, e.seed): e for e in entries}
+    of = {(e.name, e.seed): e for e in entries}
     for s in [s for m, s in of if m == a]:
         wide, narrow = (modality_gap_of_words(of[m, s], seed=seed, draws=500) for m in (a, b))
         d = 100 * (wide - narrow)

@@ -298,14 +298,14 @@ def train_recipes(recipes: dict, seeds: list, backbone, device: str = 'auto') ->
     entries = []
     for (name, recipe), s in progress(list(product(recipes.items(), seeds)), 'training', 'run'):
         entry = trained_entry(settings(recipe | dict(seed=s)), backbone, device)
-        entries.append(replace(entry, method=replace(entry.method, name=name, title=name)))
+        entries.append(replace(entry, name=name, title=name))
     return entries
 
 
 def baseline_entry(name: str, backbone, read: TextMemory = None) -> Entry:
     "A baseline under its title."
     found = method(name, backbone, read=read)
-    return Entry(replace(found, name=found.title))
+    return Entry(found, name=found.title)
 
 
 def sum_entry(name: str, backbone, weight: float, normalise: bool = False, read: TextMemory = None) -> Entry:
@@ -316,7 +316,7 @@ def sum_entry(name: str, backbone, weight: float, normalise: bool = False, read:
 
 def kept_steps(entries: list) -> pd.DataFrame:
     "The step of each training that the validation kept: one line per recipe, one column per seed."
-    rows = [(e.method.name, e.seed, json.loads((e.run / 'best.json').read_text())['step']) for e in entries]
+    rows = [(e.name, e.seed, json.loads((e.run / 'best.json').read_text())['step']) for e in entries]
     table = pd.DataFrame(rows, columns=['recipe', 'seed', 'step'])
     return table.pivot(index='recipe', columns='seed', values='step').reindex(table.recipe.unique()).reset_index()
 
@@ -326,9 +326,7 @@ def target_ranks(entries: list, tasks: dict, seed: int = 0) -> pd.DataFrame:
     found = []
     for p, task in tasks.items():
         for e in entries:
-            lines = evaluate(e.method, task, (1,), seed, keep=6)[0].assign(
-                partners=p, method=e.method.name, seed=e.seed
-            )
+            lines = evaluate(e.method, task, (1,), seed, keep=6)[0].assign(partners=p, method=e.name, seed=e.seed)
             mined = [ranks[0] for ranks in lines.ranks]
             found.append(lines.assign(draw=0, any_rank=lines['rank'], rank=mined))
     return pd.concat(found, ignore_index=True)

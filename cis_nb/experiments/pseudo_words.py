@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from .. import api
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from ..benchmarks.domain_conversion import Domains, best_possible, load_domains, with_impossible
@@ -77,14 +78,14 @@ class PromptedBenchmark:
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #3da4ae22
 def prompted(entry: Entry, b: PromptedBenchmark) -> tuple:  # Entry, Benchmark
     "A method and a benchmark with the text that belongs to this method."
-    if hasattr(entry.method, 'prompt'):
-        return replace(entry, method=replace(entry.method, prompt=b.prompt)), b.benchmark
+    if isinstance(entry.method, api.Prompted):
+        return replace(entry, method=entry.method.with_prompt(b.prompt)), b.benchmark
     return entry, with_text(b.benchmark, b.text)
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #e6f7d854
 def prompted_rankings(entry: Entry, benchmarks: list, seed: int = 0) -> list:  # folders
     "The rankings of one method on every `PromptedBenchmark` that is meant for it, each made once."
-    mine = [b for b in benchmarks if b.only in ('', entry.method.name)]
+    mine = [b for b in benchmarks if b.only in ('', entry.name)]
     return [cached_benchmark_rankings(*prompted(entry, b), seed) for b in mine]
 
 
@@ -321,25 +322,25 @@ def fusion_figure(tuned: TunedFusion, titles: dict) -> Page:
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #de29b3ff
 def prompted_entries(entries: list) -> list:  # of Entry
     "The trained methods that have a prompt."
-    return [e for e in entries if e.run and hasattr(e.method, 'prompt')]
+    return [e for e in entries if e.run and isinstance(e.method, api.Prompted)]
 
 
 def published_names(entries: list) -> dict:  # method -> the name it has with the published prompt
     "The methods whose own prompt is another one than the published."
-    return {e.method.name: f'{e.method.name} as published' for e in entries if e.method.prompt != PROMPT}
+    return {e.name: f'{e.name} as published' for e in entries if e.method.prompt != PROMPT}
 
 
 def prompt_scores(entry: Entry, prompt: str, task: Task, name: str) -> pd.DataFrame:
     "Scored rankings of a trained method with another prompt."
-    return scores_of(replace(entry.method, prompt=prompt), task, name, entry.seed)
+    return scores_of(entry.method.with_prompt(prompt), task, name, entry.seed)
 
 
 def with_rivals(run: MatrixRun, tuned: TunedFusion) -> pd.DataFrame:
     "Scored rankings of a run, of the tuned sum, and of every pseudo-word with the published prompt."
     entries = prompted_entries(run.entries)
     names = published_names(entries)
-    plain = [(e, task) for e in entries if e.method.name in names for task in tuned.weights]
-    asked = [prompt_scores(e, PROMPT, run.sets[task], names[e.method.name]) for e, task in plain]
+    plain = [(e, task) for e in entries if e.name in names for task in tuned.weights]
+    asked = [prompt_scores(e, PROMPT, run.sets[task], names[e.name]) for e, task in plain]
     return scored(pd.concat([run.per_query, *tuned.rankings(run.sets), *asked], ignore_index=True))
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #48c1bebb
@@ -348,9 +349,9 @@ def prompt_table(entries: list, prompts: list, validation: dict, titles: dict) -
     rows = []
     for e in entries:
         for prompt in dict.fromkeys([*prompts, e.method.prompt]):
-            found = [prompt_scores(e, prompt, task, e.method.name).score.mean() for task in validation.values()]
+            found = [prompt_scores(e, prompt, task, e.name).score.mean() for task in validation.values()]
             mark = ' ←' if prompt == e.method.prompt else ''
-            rows.append([f'{e.method.title}, “{prompt}”{mark}', *(f'{v:.1f}' for v in found)])
+            rows.append([f'{e.title}, “{prompt}”{mark}', *(f'{v:.1f}' for v in found)])
     return pd.DataFrame(rows, columns=['prompt', *(titles[task] for task in validation)])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #065ab44f
@@ -434,9 +435,9 @@ def checked_submission(entry: Entry, benchmark: str, root: Path) -> tuple:  # fo
     "The files of one method for one server, or the reason why there are none."
     try:
         folder, table = submission(entry, benchmark, root)
-        return folder, table.assign(method=entry.method.title)
+        return folder, table.assign(method=entry.title)
     except (FileNotFoundError, ValueError) as why:
-        return None, pd.DataFrame([dict(method=entry.method.title, score=f'{benchmark}: {why}')])
+        return None, pd.DataFrame([dict(method=entry.title, score=f'{benchmark}: {why}')])
 
 
 def checked_submissions(entries: list, roots: dict) -> tuple:  # folders, table

@@ -43,7 +43,7 @@ def evaluated_tasks(per_query: pd.DataFrame) -> list:
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #8f200848
 def genecis_notes(run: GenecisRun, backbone: str, data: str) -> list:
     "The lines below a table: the protocols, the backbone with the data, and the prompts."
-    prompts = {e.method.title: e.method.prompt for e in prompted_entries(run.entries)}
+    prompts = {e.title: e.method.prompt for e in prompted_entries(run.entries)}
     about = [f'This run: {backbone}, {data_title(data, data)}', *(f'{t}: “{p}”' for t, p in prompts.items())]
     return [*first_draw_protocols(run), '; '.join(about)]
 

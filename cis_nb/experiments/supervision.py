@@ -63,7 +63,7 @@ def first_and_last_loss(entry: Entry) -> tuple:
 
 def loss_left(entries: list, method: str) -> np.ndarray:  # (S,) one for each training
     "How much each training of a variant has left of its first loss, in percent."
-    losses = [first_and_last_loss(e) for e in entries if e.method.name == method]
+    losses = [first_and_last_loss(e) for e in entries if e.name == method]
     return np.array([100 * last / first for first, last in losses])
 
 
@@ -72,9 +72,9 @@ def learning_table(entries: list, titles: dict, seed: int, gallery: Task = None)
     rows = []
     for e in [e for e in entries if e.seed == seed]:
         first, last = first_and_last_loss(e)
-        same = [o for o in entries if o.method.name == e.method.name]
+        same = [o for o in entries if o.name == e.name]
         again = f'{np.mean([self_retrieval(o, gallery) for o in same]):.1f}' if gallery else '–'
-        rows.append([titles[e.method.name], f'{first:.4g}', f'{last:.4g}', f'{last / first:.2f}', again])
+        rows.append([titles[e.name], f'{first:.4g}', f'{last:.4g}', f'{last / first:.2f}', again])
     return pd.DataFrame(rows, columns=['supervision', 'first loss', 'last loss', 'last / first', 'self-retrieval (%)'])
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #17d679c1
@@ -171,14 +171,12 @@ def prompt_rankings(entry: Entry, prompts: list, name: str, tasks: dict, seed: i
     m = entry.method
 
     def make():
-        bar = progress(prompts, f'{m.title} {entry.seed}, {name}', 'prompt')
-        found = [
-            set_rankings(replace(m, prompt=prompt_of(p)), set_metric(name), tasks, seed).assign(method=p) for p in bar
-        ]
+        bar = progress(prompts, f'{entry.title} {entry.seed}, {name}', 'prompt')
+        found = [set_rankings(m.with_prompt(prompt_of(p)), set_metric(name), tasks, seed).assign(method=p) for p in bar]
         return dict(rankings=pd.concat(found, ignore_index=True).assign(seed=entry.seed, draw=0))
 
     about = dict(of=m.fingerprint, set=name, prompts=[prompt_of(p) for p in prompts], seed=seed)
-    folder = cached(f'prompts-{m.name}-{name}-s{entry.seed}', about, tasks, make, [m])
+    folder = cached(f'prompts-{entry.name}-{name}-s{entry.seed}', about, tasks, make, [m])
     return pd.read_parquet(folder / 'rankings.parquet')
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #c2039347
@@ -237,11 +235,11 @@ class PromptStudy:
 def prompt_study(entries: list, sets: dict, n: int, seed: int = 0) -> PromptStudy:
     "The first `n` printed prompts, ranked for each set by each trained entry."
     prompts = list(dict.fromkeys(printed_prompts().prompt))[:n]
-    titles = {e.method.name: e.method.title for e in entries}
+    titles = {e.name: e.title for e in entries}
     rankings = {}
     for m in titles:
         for name, tasks in sets.items():
-            found = [prompt_rankings(e, prompts, name, tasks, seed) for e in entries if e.method.name == m]
+            found = [prompt_rankings(e, prompts, name, tasks, seed) for e in entries if e.name == m]
             rankings[m, name] = pd.concat(found, ignore_index=True)
     return PromptStudy(prompts, sets, titles, rankings, seed)
 
@@ -292,9 +290,7 @@ def prompt_figure(study: PromptStudy):
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #2feb01e6
 def fashion_scores(entries: list, tasks: dict, seed: int = 0) -> pd.DataFrame:
     "Rankings of FashionIQ with scores, by each training with its own prompt."
-    found = [
-        set_rankings(e.method, FASHION, tasks, seed).assign(method=e.method.name, seed=e.seed, draw=0) for e in entries
-    ]
+    found = [set_rankings(e.method, FASHION, tasks, seed).assign(method=e.name, seed=e.seed, draw=0) for e in entries]
     return pd.concat(found)
 
 
@@ -305,7 +301,7 @@ def supervision_evidence(run: MatrixRun, titles: dict, garments: dict, seed: int
         return {}
     evidence = {c: claim_evidence_of(run.per_query, titles, [('masked', m)], seed=seed) for c, m in rivals.items()}
     if garments:
-        chosen = [e for e in trained_only(run) if e.method.name in ('masked', *rivals.values())]
+        chosen = [e for e in trained_only(run) if e.name in ('masked', *rivals.values())]
         worn = fashion_scores(chosen, garments, seed)
         for c, m in rivals.items():
             lead = contrast_seeds(worn, {'masked': 1, m: -1}, of='score', seed=seed)

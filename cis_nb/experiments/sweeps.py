@@ -75,7 +75,7 @@ def train_variants(p: dict, model) -> list:  # of Entry
         own = model if one['backbone'] == p['backbone'] else load_backbone(one['backbone'], 'default', p['device'])
         for s in p['seeds']:
             e = trained_entry(settings(one | dict(seed=s), f'changes, {name}'), own, p['device'], read)
-            out.append(replace(e, method=replace(e.method, name=name, title=name)))
+            out.append(replace(e, name=name, title=name))
     return out
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #42bfe8c1
@@ -113,7 +113,7 @@ def run_sweep(
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #abc50613
 def prompts_of(entries) -> str:
     "The prompt of each training, for a line under a table."
-    with_words = {e.method.title: e.method.prompt for e in entries if hasattr(e.method, 'prompt')}
+    with_words = {e.title: e.method.prompt for e in entries if isinstance(e.method, api.Prompted)}
     one = set(with_words.values())
     return (
         f'prompt “{one.pop()}”'

@@ -109,6 +109,10 @@ class FeatureMethod:
         q = l2_normalize(self.encode_query(ref[row], [t for texts in queries.texts for t in texts]))
         return l2_normalize(torch.zeros(len(queries), q.shape[1]).index_add_(0, row, q))
 
+    def reading(self, read: TextMemory) -> 'FeatureMethod':
+        "The same method with its texts from `read`, where that holds features of the encoder that it reads with."
+        return replace(self, read=read) if read.backbone is self.read.backbone else self
+
     score = staticmethod(cosine_scores)  # (Q,D), (N,D) or (Q,N,D) -> (Q,N)
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #8dd812a8

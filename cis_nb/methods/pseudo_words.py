@@ -8,7 +8,7 @@ __all__ = ['NETS', 'PROMPT', 'Prompt', 'PSEUDO_WORD_READING', 'Phi', 'Mapper', '
            'training_image_features']
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #3200b5aa
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -111,6 +111,10 @@ class PseudoWord(FeatureMethod):
     phi: nn.Module = None
     prompt: str = PROMPT
     unit_input: bool = False  # φ reads unit vectors (LinCIR's code has the flag, its paper reports divergence)
+
+    def with_prompt(self, prompt: str) -> 'PseudoWord':
+        "The same method with another prompt."
+        return replace(self, prompt=prompt)
 
     def words(self, ref) -> torch.Tensor:  # (B,D) raw features -> (B,W)
         "The pseudo-words of images."

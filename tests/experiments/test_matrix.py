@@ -1,10 +1,17 @@
 "The table of all methods and benchmarks with gaps: benchmarks that are absent, methods without a result, pads."
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from PIL import Image
 from cis_nb import api
 from cis_nb.api import MainMetric
+from cis_nb.data.image_sources import ImageSource
+from cis_nb.experiments import entries
 from cis_nb.experiments.matrix import (
     load_benchmark,
     load_benchmarks,
@@ -12,8 +19,10 @@ from cis_nb.experiments.matrix import (
     main_rows,
     matrix_table,
     query_scores,
+    rank_all,
 )
-from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries
+from cis_nb.experiments.sweeps import train_variants
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, Protocol, Task
 
 
 class Shelf:
@@ -46,8 +55,8 @@ def test_absent_benchmarks_are_listed_and_broken_ones_raise(shelf):
 
 
 @pytest.mark.parametrize('name', ['cirr=-3', 'cirr=2.5', 'cirr= 3', 'cirr=3=4'])
-def test_a_size_is_a_whole_number(shelf, name):
-    with pytest.raises(ValueError, match='the size must be a whole number'):
+def test_a_size_is_an_integer(shelf, name):
+    with pytest.raises(ValueError, match='the size must be an integer'):
         load_benchmark(name)
 
 
@@ -81,3 +90,71 @@ def test_scores_of_one_task_leave_out_the_others_and_pads_are_no_hits():
     of_all = query_scores(per_query, MainMetric('', 'mean', 'recall', 1))
     assert of_all.score.tolist() == [100.0, 0.0, 100.0]
     assert np.isclose(query_scores(per_query, MainMetric('', 'full', 'map', 5)).score[0], 100 * (1 + 2 / 3) / 2)
+
+
+# ---- a method that only keeps its contract
+
+
+class OwnTower:
+    "Finds the reference itself by its colour: derives from no class of the book, cannot be copied or renamed."
+
+    __slots__ = ('backbone',)
+    name, title, fingerprint = 'own_tower', 'A tower of its own', 'own tower'
+
+    def __init__(self, backbone):
+        self.backbone = backbone
+
+    def see(self, images, ids):
+        return np.array([images.load(i).getpixel((0, 0)) for i in ids], np.float32) - 100
+
+    def encode_gallery(self, images):
+        return SimpleNamespace(array=self.see(images, images.ids), index={i: j for j, i in enumerate(images.ids)})
+
+    def encode_queries(self, queries):
+        return torch.nn.functional.normalize(torch.tensor(self.see(queries.images, queries.references)), dim=-1)
+
+    def score(self, q, gallery):
+        unit = torch.nn.functional.normalize(gallery, dim=-1)
+        return (q[:, None] * unit).sum(-1) if unit.ndim == 3 else q @ unit.T
+
+
+class OwnTowerPlugin(api.Plugin):
+    name, title = OwnTower.name, OwnTower.title
+
+    def objective(self, backbone, config):
+        raise AssertionError('the runs of this test are finished')
+
+    def load(self, run, device='auto', backbone=None):
+        return OwnTower(backbone)
+
+    def untrained(self, backbone, seed=0):
+        return OwnTower(backbone)
+
+
+def colours() -> Benchmark:
+    "Three images of one colour each; every one is asked for by itself."
+    shades = {'0': (250, 90, 90), '1': (90, 250, 90), '2': (90, 90, 250)}
+    source = ImageSource(list(shades), lambda i: Image.new('RGB', (4, 4), shades[i]), 'colours')
+    queries = pd.DataFrame(dict(query_id=source.ids, reference=source.ids, condition='', targets=[[i] for i in shades]))
+    protocol = Protocol('colours', reference='kept', split='test')
+    task = Task('colours', 'colours', queries, source.load, protocol, source.ids, source.ids, 'colours', ks=(1,))
+    return Benchmark('colours', dict(colours=task))
+
+
+@pytest.mark.e2e
+def test_a_method_that_only_keeps_its_contract_is_ranked_trained_and_called_by_its_variant(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    monkeypatch.setitem(api._in_this_process['method'], 'own_tower', OwnTowerPlugin())
+    monkeypatch.setattr(entries, 'train_or_load', lambda config: Path(f'run-{config.lr}'))
+    backbone = SimpleNamespace(name='tiny', fingerprint='none')
+    assert isinstance(OwnTower(backbone), api.Method)
+    p = dict(methods=['own_tower'], trainings=[], seeds=[3], seed=0, training='', shorter={}, backbone='tiny')
+    changes = {f'rate {r}': dict(method='own_tower', lr=r) for r in (0.1, 0.2)}
+    p |= dict(pretrained='default', device='cpu', changes=changes)
+    run = rank_all(p, dict(colours=colours()), {}, lambda model: train_variants(p, model), backbone)
+    titles = {'own_tower': 'A tower of its own', 'rate 0.1': 'rate 0.1', 'rate 0.2': 'rate 0.2'}
+    assert run.titles == titles and set(run.results.method) == set(run.per_query.method) == set(titles)
+    table = matrix_table(run.results, run.titles)
+    assert table.method.tolist() == list(titles.values()) and table.iloc[:, 1].str.startswith('100').all()
+    assert {e.method.title for e in run.entries} == {'A tower of its own'}  # nobody has renamed it
+    assert [(e.seed, e.run) for e in run.entries[1:]] == [(3, Path('run-0.1')), (3, Path('run-0.2'))]
