@@ -167,6 +167,10 @@ def package_files(module: str) -> dict:  # file -> source
     return {name: without_comments(p.read_text(encoding='utf-8')) for name, p in files.items()}
 
 # %% ../../nbs/00a_core/00_code.ipynb #4257fb84
+_LOADS = ('LOAD_GLOBAL', 'LOAD_NAME', 'LOAD_DEREF')
+_RECORDS = ('append', 'extend', 'add')
+
+
 def _module_of(thing) -> str:
     "The module of this library that a function, class or module belongs to; '' for anything else."
     name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, '__module__', None) or ''
@@ -192,13 +196,21 @@ def _code_objects(code):
             yield from _code_objects(c)
 
 
+def _only_recorded(steps: list) -> set:
+    "Names that code only writes to, as in `seen.append(x)`."
+    pairs = [(s.argval, after.argval) for s, after in zip(steps, steps[1:]) if s.opname in _LOADS]
+    return {n for n, then in pairs if then in _RECORDS} - {n for n, then in pairs if then not in _RECORDS}
+
+
 def _named_by(function) -> dict:  # name -> value
-    "The globals and the variables of outer functions that a function uses."
+    "The globals and variables of outer functions that a function uses, without lists and sets that it only writes to."
     steps = [s for code in _code_objects(function.__code__) for s in dis.get_instructions(code)]
     names = {s.argval for s in steps if s.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
     found = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    return found | {n: cell.cell_contents for n, cell in cells if cell != types.CellType()}
+    found |= {n: cell.cell_contents for n, cell in cells if cell != types.CellType()}
+    records = {n for n in _only_recorded(steps) if isinstance(found.get(n), (list, set))}
+    return {n: v for n, v in found.items() if n not in records}
 
 # %% ../../nbs/00a_core/00_code.ipynb #fc5ed41d
 _sources = {
@@ -385,6 +397,8 @@ def held_state(thing, above: tuple = ()):
         return ['dict', _held_items(thing, above)]
     if isinstance(thing, (list, tuple)):
         return ['list', *(held_state(v, above) for v in thing)]
+    if isinstance(thing, re.Pattern):
+        return ['pattern', thing.pattern, thing.flags]
     if isinstance(thing, (set, frozenset)):
         return ['set', *sorted(map(repr, thing))]
     if isinstance(thing, partial):

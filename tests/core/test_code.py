@@ -167,3 +167,25 @@ def test_big_weights_are_hashed_again_only_after_a_change(monkeypatch):
         assert held_state(weights) != before
         before = held_state(weights)
     assert before == held_state(torch.full((600, 600), 3.0)) == held_state(np.full((600, 600), 3, np.float32))
+
+
+def test_a_list_that_code_only_writes_to_decides_nothing():
+    seen, weights = [], [0.2]
+
+    def noted(x):
+        seen.append(x)
+        return weights[0] * x
+
+    before = code_version(noted)
+    noted(1)
+    assert code_version(noted) == before
+    weights[0] = 0.8
+    assert code_version(noted) != before
+
+    def counted(x):
+        seen.append(x)
+        return len(seen)
+
+    before = code_version(counted)
+    counted(1)
+    assert code_version(counted) != before
