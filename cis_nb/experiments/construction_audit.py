@@ -251,7 +251,7 @@ def census_table(named: dict) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #bd7c9de0
 ORACLES = ('image', 'words', 'both')  # names in the results, as in `labels_image`
-ORACLE_TITLES = dict(picture='image', words='condition', both='both')
+ORACLE_TITLES = dict(image='image', words='condition', both='both')
 
 
 def scene_labels(made: Construction) -> dict:  # image -> (None, labels)
