@@ -135,7 +135,7 @@ def cached(
         for file, table in make().items():
             table.to_parquet(folder / f'{file}.parquet', index=False)
 
-    inputs = [fingerprint([k, b.key, b.protocol.hash, b.queries.to_json()]) for k, b in tasks.items()]
+    inputs = [fingerprint([k, task.fingerprint]) for k, task in tasks.items()]
     return stored('rankings', name, params, build, inputs, [make, *code])
 
 

@@ -171,6 +171,11 @@ class Task:
     def __len__(self):
         return len(self.queries)
 
+    @property
+    def fingerprint(self) -> str:
+        "Of images, protocol and queries."
+        return fingerprint([self.key, self.protocol.hash, self.queries.to_json()])
+
     def restrict(self, present) -> 'Task':
         "What can be scored with the images that are `present`."
         return _restrict(self, set(present))
