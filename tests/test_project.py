@@ -163,7 +163,8 @@ def test_no_module_is_named_that_does_not_exist():
         for path in SOURCES
         for name in re.findall(r"\bcis_nb(?:\.[a-z][a-z_0-9]*)+(?!-)\b", path.read_text(encoding='utf-8'))
     }
-    assert {(p, n) for p, n in named_somewhere if not is_there(n) and not n.endswith('.nowhere')} == set()
+    unknown = {(p, n) for p, n in named_somewhere if not is_there(n)}
+    assert {(p, n) for p, n in unknown if not re.match(r'cis_nb\.a\.|.*\.nowhere$', n)} == set()  # made up
 
 
 def test_tests_mirror_the_packages():

@@ -12,7 +12,7 @@ import json
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -37,8 +37,8 @@ class Features:
     array: np.ndarray  # (N,D), mapped from disk; rows of skipped things are NaN
     ids: list  # those that have a feature
     index: dict  # id -> row
-    skipped: pd.DataFrame  # id, reason
-    path: Path
+    skipped: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=['id', 'reason']))
+    path: Path = Path('not kept')
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -170,7 +170,7 @@ def test_names_of_framing_pieces_are_dropped_and_long_texts_cut(b):
             b.encode_text(bad)
     with pytest.raises(ValueError, match='prompt 1 has no stand-alone'):
         b.encode_pseudo(['$', 'a'], torch.zeros(2, 16))
-    with pytest.raises(ValueError, match=r'need words \(1,16\)'):
+    with pytest.raises(ValueError, match=r'need pseudo-words \(1,16\)'):
         b.encode_pseudo('$', torch.zeros(1, 5))
 
 

@@ -34,12 +34,15 @@ def test_random_weights_follow_their_seed_and_leave_the_generator_alone(tiny):
 
 def test_a_backbone_of_an_installed_package_gets_all_options(monkeypatch):
     monkeypatch.setattr(api, 'names', lambda kind: ['mine'])
-    monkeypatch.setattr(api, 'get', lambda kind, name: lambda *given: (kind, name, given))
-    assert load_backbone('mine', 'w', 'cpu', 'float16', 3, True) == (
-        'backbone',
-        'mine',
-        ('w', 'cpu', 'float16', 3, True),
-    )
+
+    class Mine(api.BackbonePlugin):
+        name = 'mine'
+
+        def load(self, *given):
+            return given
+
+    monkeypatch.setattr(api, 'get', lambda kind, name: Mine())
+    assert load_backbone('mine', 'w', 'cpu', 'float16', 3, True) == ('w', 'cpu', 'float16', 3, True)
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf'), 1e6])  # the last is too large for half precision

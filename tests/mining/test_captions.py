@@ -285,7 +285,7 @@ def test_a_damaged_shard_is_named_with_the_remedy(tmp_path, damage):
         )
     with pytest.raises(
         ValueError,
-        match=r'relations-00001.parquet is (damaged|missing): delete the folder .* ask relation_shards for it again',
+        match=r'relations-00001.parquet is (damaged|missing): delete the folder .* call relation_shards again',
     ):
         read_relations(folder)
 
