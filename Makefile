@@ -58,7 +58,7 @@ test-chapter: $(READY)
 	$(PY) -m cis_nb.book.checks chapter '$(NB)'
 
 test: $(READY)   # pytest names what was skipped, also where a notebook has failed
-	@failed=0; $(VENV)/bin/nbdev_test --n_workers 2 || failed=1; $(PY) -m pytest $(PARALLEL) -rs || failed=1; exit $$failed
+	@failed=0; $(VENV)/bin/nbdev_test --n_workers 2 || failed=1; $(PY) -m pytest $(PARALLEL) -rfEs || failed=1; exit $$failed
 
 export: $(READY)
 	$(VENV)/bin/nbdev_export

@@ -126,8 +126,8 @@ class Experiment:
     params: dict  # what the file changes
     defaults: dict  # what the notebook says; None for a page without parameters
     needs: tuple = ()  # experiments that must have run before
-    names: frozenset = frozenset()  # words of its parameters, and of those of all that it needs
     all_cores: bool = False
+    names: frozenset = frozenset()  # words of its parameters, and of those of all that it needs
 
     @property
     def notebook(self):
