@@ -1,11 +1,11 @@
 "What is registered keeps the contracts of `cis_nb.api`: methods train, load and rank; benchmarks ask and aggregate."
 
-from types import SimpleNamespace
 from zlib import crc32
 
 import numpy as np
 import pandas as pd
 import pytest
+from cis_nb.backbones.features import Features
 import torch
 from matplotlib.colors import is_color_like
 from PIL import Image
@@ -77,7 +77,7 @@ class MadeUp:
 
     def features(self, images):
         array = np.stack([self.draw(i) for i in images.ids])
-        return SimpleNamespace(array=array, index={i: j for j, i in enumerate(images.ids)})
+        return Features(array, images.ids, {i: j for j, i in enumerate(images.ids)})
 
     def encode_text(self, texts):
         return torch.tensor(np.stack([self.draw(t) for t in texts]))

@@ -330,7 +330,7 @@ def test_make_test_runs_the_tests_after_a_failed_notebook(tmp_path, fails):
     assert bool(done.returncode) == bool(fails), done.stderr
     notebooks_first, tests_next = (tmp_path / 'ran').read_text().splitlines()
     assert (
-        notebooks_first.startswith('nbdev_test') and tests_next.startswith('python -m pytest') and '-rs' in tests_next
+        notebooks_first.startswith('nbdev_test') and tests_next.startswith('python -m pytest') and '-rfEs' in tests_next
     )
 
 

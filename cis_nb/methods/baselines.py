@@ -17,7 +17,7 @@ import torch
 
 from .. import api
 from ..api import Plugin
-from ..backbones.features import Features, TextMemory, l2_normalize
+from ..backbones.features import TextMemory, l2_normalize
 from ..core.code import code_version, held_state
 from ..core.store import fingerprint
 from ..retrieval.ranking import cosine_scores
@@ -134,8 +134,10 @@ class RandomScores(FeatureMethod):
 
     def encode_gallery(self, images):
         "A random vector for each image that has a feature."
-        ids = list(super().encode_gallery(images).index)
-        return Features(_random_vectors(ids, self.seed), ids, {i: row for row, i in enumerate(ids)})
+        known = super().encode_gallery(images)
+        ids = list(known.index)
+        rows = {i: j for j, i in enumerate(ids)}
+        return replace(known, array=_random_vectors(ids, self.seed), ids=ids, index=rows)
 
     def encode_queries(self, queries) -> torch.Tensor:
         "A random vector for each query: another text or reference is another query."

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from cis_nb.backbones.features import Features
 import torch
 from PIL import Image
 from rankings import rows
@@ -38,7 +39,7 @@ class Eyes:
         kept = [i for i in images.ids if images.load(i) is not None]
         self.seen += kept
         array = np.stack([np.asarray(images.load(i))[0, 0] / 255.0 for i in kept])
-        return SimpleNamespace(array=array, index={i: n for n, i in enumerate(kept)})
+        return Features(array, list(kept), {i: n for n, i in enumerate(kept)})
 
 
 eyes = Eyes()
