@@ -336,10 +336,6 @@ def test_make_test_runs_the_tests_after_a_failed_notebook(tmp_path, fails):
 
 PROTOCOLS = {'Backbone', 'Benchmark', 'ImageSource', 'Task'}  # in `api`, and the classes that keep their promises
 SHARED_NAMES = PROTOCOLS | {'main'}  # the entry of three commands
-LRVSF_NAMES = set(  # of its chapters, for things that other chapters call the same: to become fewer, never more
-    'CATEGORIES NON_CLOTHING THINGS Construction product_pairs white_square training_images worn_image thing_image '
-    'jpeg_bytes'.split()
-)
 
 
 def exported(module: Path) -> list:
@@ -358,7 +354,7 @@ def test_a_public_name_has_one_meaning():
         for name in exported(module):
             where.setdefault(name, []).append(named(module))
     shared = {name: modules for name, modules in where.items() if len(modules) > 1}
-    assert set(shared) - LRVSF_NAMES == SHARED_NAMES, shared
+    assert set(shared) == SHARED_NAMES, shared
     assert all('cis_nb/api.py' in shared[name] for name in PROTOCOLS)
 
 

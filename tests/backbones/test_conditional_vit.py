@@ -39,7 +39,7 @@ def test_sizes_are_those_of_the_published_models(patch, plain):
 
 def test_the_categories_are_in_the_published_order():
     order = 'Bags, Feet, Hands, Head, Lower Body, Neck, Outwear, Upper Body, Waist, Whole Body'
-    assert ', '.join(V.CATEGORIES) == order
+    assert ', '.join(V.LRVSF_CATEGORIES) == order
     net = V.CondViT(small_vit())
     assert V.category_numbers(net, ['Bags', 'Whole Body', 'Outwear']).tolist() == [0, 9, 6]
 

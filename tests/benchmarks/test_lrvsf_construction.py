@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from lrvsf_files import noise_jpeg
 from PIL import Image
 from projects import DATA, needs_data
 
@@ -90,14 +91,8 @@ def test_the_shops_of_the_world_fit_their_rules():
 # --- files
 
 
-def jpeg(seed=0):
-    rng = np.random.default_rng(seed)
-    image = Image.fromarray(rng.integers(0, 255, (6, 6, 3), np.uint8)).resize((48, 48))
-    return lc.jpeg_bytes(image)
-
-
 def test_corrupt_files_are_skipped_and_counted(store):
-    files = [jpeg(0), jpeg(1)[:200], b'<html>', b'', jpeg(2)]
+    files = [noise_jpeg(0), noise_jpeg(1)[:200], b'<html>', b'', noise_jpeg(2)]
     found = lc.embed_files(files, load_backbone('tiny'))
     assert found.ids == [0, 4] and found.counts == {'encoded': 2, 'skipped': 3}
     assert sorted(found.skipped.id) == [1, 2, 3] and found.skipped.reason.str.len().min() > 0
@@ -273,9 +268,9 @@ def test_no_pairs_among_no_rows(n):
 
 @needs_hashes
 def test_perceptual_hashes_do_not_see_size_and_compression():
-    image = lc.worn_image(lc.draw_products(1, 5)[0], 3, 128)[0]
-    small, poor = image.resize((90, 90)), Image.open(io.BytesIO(lc.jpeg_bytes(image, 30)))
-    other = lc.worn_image(lc.draw_products(1, 6)[0], 40, 128)[0]
+    image = lc.worn_product(lc.draw_products(1, 5)[0], 3, 128)[0]
+    small, poor = image.resize((90, 90)), Image.open(io.BytesIO(lc.shop_jpeg(image, 30)))
+    other = lc.worn_product(lc.draw_products(1, 6)[0], 40, 128)[0]
     hashes = lc.perceptual_hashes([image, small, poor, other])
     d = lc.hamming_distances(hashes, np.array([[0, 1], [0, 2], [0, 3]]))
     assert hashes.shape == (4, 64) and max(d[:2]) <= 6 < 12 < d[2]
@@ -392,7 +387,7 @@ def test_counts_in_the_layout_of_table_3():
         columns=['product', 'complexity', 'category', 'split'],
     )
     counts = lc.simple_counts(rows)
-    assert list(counts.index) == [*lc.CATEGORIES, lc.NON_CLOTHING, 'Total'] and list(counts) == list(lc.SPLITS)
+    assert list(counts.index) == [*lc.LRVSF_CATEGORIES, lc.NON_CLOTHING, 'Total'] and list(counts) == list(lc.SPLITS)
     assert counts.train['Bags'] == counts.train['Total'] == 2
     assert counts.test_distractors[lc.NON_CLOTHING] == 1 and counts.to_numpy().sum() == 6
 
@@ -425,12 +420,12 @@ def test_a_folder_without_the_table_is_named(tmp_path):
 def test_reading_the_clothing_layout(tmp_path):
     (tmp_path / 'images').mkdir()
     for name in ('a', 'b'):
-        (tmp_path / 'images' / f'{name}.jpg').write_bytes(jpeg())
+        (tmp_path / 'images' / f'{name}.jpg').write_bytes(noise_jpeg(0))
     text = 'image,sender_id,label\na,7,Shirt\nb,007,Pants\nc,8,Shirt\na,9,Skip\n'
     (tmp_path / 'clothing.csv').write_text(text)
     found = lc.read_clothing(tmp_path)
     assert found[['name', 'sender', 'label']].to_numpy().tolist() == [['a', '7', 'Shirt'], ['b', '007', 'Pants']]
-    assert found.image[0] == jpeg() and len(lc.read_clothing(tmp_path, 1)) == 1
+    assert found.image[0] == noise_jpeg(0) and len(lc.read_clothing(tmp_path, 1)) == 1
 
 
 @needs_lsh

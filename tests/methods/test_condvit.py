@@ -13,6 +13,7 @@ from cis_nb import train as T
 from cis_nb.api import Queries, configure
 from cis_nb.backbones import conditional_vit as V
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.benchmarks.lrvsf_training import product_pairs
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
 from cis_nb.methods import condvit as C
@@ -276,7 +277,7 @@ def test_what_is_trained_is_loaded_again(condition, tiny):
     with pytest.raises(ValueError, match='this CondViT was trained on tiny with the weights'):
         C.load_condvit(run, 'cpu', other)
     rows = o.evaluation(seed=3).rows
-    assert set(rows.benchmark) == {'products/world'} and set(rows.seed) == {3}
+    assert set(rows.benchmark) == {'products/lrvsf'} and set(rows.seed) == {3}
     f = run / 'condvit.safetensors'
     f.write_bytes(f.read_bytes()[:300])
     with pytest.raises(ValueError, match='damaged'):
@@ -322,10 +323,10 @@ def other_weights(self, name, device):
     self.scale = torch.nn.Parameter(torch.full((1,), 2.0))
 
 
-def test_a_gallery_of_one_and_products_that_share_an_outfit(tiny):
-    pairs = C.world_products(9, 'val', views=1)
+def test_a_gallery_of_one_and_texts_in_the_protocol():
+    pairs = product_pairs('world', 'val', 9, 64)
     task = C.product_task(pairs)
-    assert len(task.shared_gallery) == 9 and task.queries.reference.nunique() < 9
-    assert C.product_task(C.world_products(1)).ks == (1,)
+    assert len(task.shared_gallery) == 9 == task.queries.reference.nunique()
+    assert C.product_task(product_pairs('world', 'val', 1, 64)).ks == (1,)
     text = C.product_task(pairs, 'text')
     assert text.protocol.hash != task.protocol.hash and text.as_queries().texts[0] == [pairs.pair(0).caption]

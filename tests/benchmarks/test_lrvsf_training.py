@@ -1,0 +1,102 @@
+"Training products of LRVS-F: shards written by hand, bad input, the world."
+
+import io
+
+import numpy as np
+import pytest
+from lrvsf_files import CATEGORY_OF, Hand
+from PIL import Image
+
+from cis_nb.benchmarks.lrvsf import (
+    tar_images,
+)
+from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images, product_pairs, shard_samples
+from cis_nb.data.products import LRVSF_CATEGORIES, resized_white_square, white_squares
+
+
+def test_shards_are_streamed_and_packed_once(tmp_path, store):
+    h = Hand(split='train')
+    shard = h.tar(tmp_path / 'lrvsf/TRAIN/0.tar')
+    assert [s['__key__'] for s in shard_samples(shard)] == [str(100 + n) for n in range(6)]
+    t = lrvsf_training_images(tmp_path, size=12)
+    assert lrvsf_training_images(tmp_path, size=12).folder == t.folder
+    assert len(t) == 6 and t.squares.shape == (12, 3, 12, 12) and not t.skipped
+    row = t.table.index[t.table.image == 's4'].item()
+    assert np.array_equal(t.squares[row], resized_white_square(Image.open(io.BytesIO(h.files['s4'])), 12))
+    simple, worn = t.draw(range(6), np.random.default_rng(0))
+    assert (t.table.type[simple] == 'SIMPLE').all() and (t.table.type[worn] != 'SIMPLE').all()
+    assert t.table['product'][simple].tolist() == t.table['product'][worn].tolist() == t.products
+    assert t.table.category[simple].tolist() == list(CATEGORY_OF)
+
+
+def test_a_shard_with_a_product_without_a_simple_image_is_refused(tmp_path, store):
+    h = Hand(split='train')
+    h.simple[3]['TYPE'] = 'COMPLEX'
+    h.tar(tmp_path / 'TRAIN/0.tar')
+    with pytest.raises(ValueError, match="0.tar: product '103' has no simple image"):
+        lrvsf_training_images(tmp_path, size=8)
+
+
+def test_an_unknown_category_in_a_shard_is_refused(tmp_path, store):
+    h = Hand(split='train')
+    h.simple[3]['CATEGORY'] = 'Shoes'
+    h.tar(tmp_path / 'TRAIN/0.tar')
+    with pytest.raises(ValueError, match="0.tar, product '103', image 1: CATEGORY is 'Shoes'; allowed: Bags"):
+        lrvsf_training_images(tmp_path, size=8)
+
+
+def test_a_product_of_two_shards_is_refused(tmp_path, store):
+    h = Hand(split='train')
+    h.tar(tmp_path / 'TRAIN/0.tar')
+    h.tar(tmp_path / 'TRAIN/1.tar')
+    with pytest.raises(ValueError, match="1.tar: product '100' was in 0.tar already"):
+        lrvsf_training_images(tmp_path, size=8)
+
+
+@pytest.mark.parametrize('name', ['../100.0.jpg', '/tmp/100.0.jpg', 'a/../../100.0.jpg'])
+def test_a_tar_member_outside_its_folder_is_refused(tmp_path, store, name):
+    shard = Hand(split='train').tar(tmp_path / 'TRAIN/0.tar', lambda members: members.update({name: b'x'}))
+    for read in (lambda: lrvsf_training_images(tmp_path, size=8), lambda: tar_images(shard)):
+        with pytest.raises(ValueError, match='0.tar.*outside its folder'):
+            read()
+    assert not (tmp_path.parent / '100.0.jpg').exists()
+
+
+def test_a_tar_that_was_cut_is_refused(tmp_path, store):
+    shard = Hand(split='train').tar(tmp_path / 'TRAIN/0.tar')
+    shard.write_bytes(shard.read_bytes()[:3000])
+    with pytest.raises(ValueError, match='0.tar: tar cut short or damaged'):
+        lrvsf_training_images(tmp_path, size=8)
+    with pytest.raises(ValueError, match='0.tar: tar cut short or damaged'):
+        tar_images(shard)
+
+
+def test_a_corrupt_jpeg_in_a_shard_is_skipped_and_counted(tmp_path, store):
+    def change(members):
+        members['102.1.jpg'] = members['102.1.jpg'][:90]
+        members['104.0.jpg'] = b'no image'
+
+    Hand(split='train').tar(tmp_path / 'TRAIN/0.tar', change)
+    t = lrvsf_training_images(tmp_path, size=8)
+    assert len(t) == 4 and not {'102', '104'} & set(t.products)
+    assert t.skipped['damaged or missing image'] == ['s2', 'c4']
+    assert t.skipped['product without a readable simple and complex image'] == ['102', '104']
+    assert len(t.squares) == len(t.table) == 8
+
+
+def test_the_world_gives_pairs_like_the_published_files(store):
+    pairs, held_out = product_pairs('world', 'train', 12, 16, 3), product_pairs('world', 'val', 4, 16, 3, 12)
+    assert (len(pairs), len(held_out), len(held_out.distractors)) == (12, 4, 12)
+    assert set(pairs.simple.category) <= set(LRVSF_CATEGORIES) and not set(pairs.products) & set(held_out.products)
+    squares, rows = white_squares(pairs.images, 16)
+    p = pairs.pair(7)
+    assert np.array_equal(np.asarray(pairs.images.load(p.reference)), squares[rows[p.reference]].transpose(1, 2, 0))
+    assert product_pairs('world', 'val', 4, 16, 3, 5).distractors == held_out.distractors[:5]
+    assert product_pairs('world', 'train', 12, 16, 4).key != pairs.key == product_pairs('world', 'train', 12, 16, 3).key
+
+
+def test_pairs_of_shards_take_the_first_products(tmp_path, store):
+    Hand(split='train').tar(tmp_path / 'lrvsf/TRAIN/0.tar')
+    few, more = (product_pairs(str(tmp_path), 'train', n, 12) for n in (2, 20))
+    assert few.products == ['100', '101'] and len(more) == 6 and few.key != more.key
+    assert few.pair(1) == more.pair(1) and few.simple.captions[0] == ['caption 0', 'other 0']
