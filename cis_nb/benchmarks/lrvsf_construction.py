@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['COMPLEXITIES', 'SIDE', 'CLASHES', 'SHOP_URLS', 'UNKNOWN_URLS', 'BROKEN_URLS', 'SLOGANS', 'SIMPLE_WEIGHTS',
-           'COMPLEX_WEIGHTS', 'WORLD_RULES', 'URL_FAULTS', 'STRATEGIES', 'HASH_BITS', 'SEARCH_MARGIN', 'WITHIN',
-           'ACROSS', 'SPLITS', 'Crawl', 'worn_product', 'close_up', 'shop_jpeg', 'draw_crawl', 'check_url_rules',
-           'split_url', 'product_ids', 'embed_files', 'LinearClassifier', 'logistic_loss', 'fit_classifier',
-           'margin_order', 'random_order', 'LabelRun', 'class_accuracies', 'active_learning', 'complete_labels',
-           'perceptual_hashes', 'hamming_distances', 'sorted_pairs', 'all_pairs', 'hash_pairs_slow', 'hash_candidates',
-           'hash_pairs', 'pair_cosines', 'embedding_pairs_slow', 'embedding_pairs', 'near_duplicates',
-           'duplicate_groups', 'duplicate_reasons', 'read_clothing', 'choose_captions', 'product_table',
-           'choose_products', 'ConstructedRows', 'construct', 'simple_counts', 'positive_pairs']
+           'COMPLEX_WEIGHTS', 'WORLD_RULES', 'URL_FAULTS', 'STRATEGIES', 'SPLITS', 'Crawl', 'worn_product', 'close_up',
+           'shop_jpeg', 'draw_crawl', 'check_url_rules', 'split_url', 'product_ids', 'embed_files', 'LinearClassifier',
+           'logistic_loss', 'fit_classifier', 'margin_order', 'random_order', 'LabelRun', 'class_accuracies',
+           'active_learning', 'complete_labels', 'choose_captions', 'product_table', 'choose_products',
+           'ConstructedRows', 'construct', 'simple_counts', 'positive_pairs']
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #9242717a
 import hashlib
@@ -20,17 +17,14 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-import faiss
 import numpy as np
 import pandas as pd
 from PIL import Image
 from scipy.optimize import minimize
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from ..backbones.features import Features, image_features, l2_normalize, text_features
 from ..core.parameters import one_of
-from ..data.image_folders import Skipped, clean_caption, folder_files
+from ..data.image_folders import Skipped, clean_caption
 from ..data.packed import open_photo
 from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES, NON_CLOTHING
 from ..world.cloth import Dice
@@ -70,7 +64,7 @@ def worn_product(product, seed: int, size: int = SIDE) -> tuple:
             return image, boxes[-1]
     raise ValueError(f'{product}: not visible in 100 outfits from seed {seed} on; take another seed')
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #b3d5e8d0
 def close_up(product, seed: int, size: int = SIDE) -> Image.Image:
     "A square cut from an image of somebody who wears the product; part of the product is outside."
     image, (left, top, right, bottom) = worn_product(product, seed, 4 * size)
@@ -99,7 +93,7 @@ SLOGANS = ('new season', 'buy now, free returns', 'product image', 'sale up to 5
 SIMPLE_WEIGHTS = (1,) * 19 + (2,)  # simple images a product has, one of these
 COMPLEX_WEIGHTS = (1, 1, 1, 1, 2, 2, 2, 3, 3, 4, 6)  # complex images
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #b20faf10
 def shop_jpeg(image, quality: int = 90) -> bytes:
     "An image as the JPEG file of a shop."
     buffer = io.BytesIO()
@@ -112,7 +106,7 @@ def _shop_text(product, shop: str, d: Dice) -> str:
     name = product.subtype if product else 'decoration'
     return d.pick(('', d.pick(SLOGANS), d.pick(SLOGANS), f'{name} | {shop}', f'{name}, new', f'buy {name} at {shop}'))
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #0cfa300c
 def _shots(product, worn: bool, d: Dice) -> list:
     "(complexity, image) of all images of a product; something that is no garment where there is none."
     if product is None:
@@ -148,7 +142,7 @@ def _copy(row: dict, at: int, across: bool, number: int, d: Dice) -> dict:
     url = SHOP_URLS[shop].format(product=number, shot=d.between(20, 99))
     return dict(row, url=url, image=shop_jpeg(image, d.between(60, 85)), shop=shop, number=number, original=at)
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #09ef0778
 def _spoil(row: dict, d: Dice) -> dict:
     "The row with a fault: an unknown domain, an address without a product, or a damaged file."
     fault = d.roll(5)
@@ -159,7 +153,7 @@ def _spoil(row: dict, d: Dice) -> dict:
     damaged = row['image'][: len(row['image']) // 3] if fault < 4 else b'<html>404 not found</html>'
     return dict(row, image=damaged)
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #a458f7a8
 def draw_crawl(worn: list, alone: list, seed: int = 0) -> Crawl:
     """A crawl of one product for each category of `worn` (with simple and complex images) and of `alone` (simple only).
 
@@ -364,156 +358,6 @@ def complete_labels(run: LabelRun, x, labels) -> np.ndarray:  # N names
     out[known] = np.asarray(labels)[known]
     return out
 
-# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #e150b5b9
-HASH_BITS = 64
-
-
-def perceptual_hashes(images) -> np.ndarray:  # (N,64) bool
-    "The 64 bits of the DCT hash of each PIL image; ImportError without the package imagehash."
-    try:
-        import imagehash
-    except ImportError as e:
-        raise ImportError(
-            'perceptual hashes need the package imagehash (the extra dedup): pip install imagehash'
-        ) from e
-    bits = [imagehash.phash(image).hash.ravel() for image in images]
-    return np.array(bits, bool).reshape(-1, HASH_BITS)
-
-
-def hamming_distances(hashes, pairs) -> np.ndarray:  # (N,bits), (P,2) -> (P,)
-    "In how many bits the two hashes of each pair differ."
-    return (hashes[pairs[:, 0]] != hashes[pairs[:, 1]]).sum(1)
-
-# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #386ea87f
-def sorted_pairs(pairs) -> np.ndarray:  # (P,2) int, i < j, in order, each once
-    "Pairs of rows in their one order."
-    pairs = np.sort(np.asarray(list(pairs), int).reshape(-1, 2), 1)
-    return np.unique(pairs, axis=0)
-
-
-def all_pairs(n: int) -> np.ndarray:  # (n(n-1)/2,2)
-    "All pairs of `n` rows."
-    return np.stack(np.triu_indices(n, 1), 1)
-
-
-def hash_pairs_slow(hashes, most: int) -> np.ndarray:  # (P,2)
-    "The pairs of rows whose hashes differ in at most `most` bits, by comparing all pairs: the definition."
-    pairs = all_pairs(len(hashes))
-    return pairs[hamming_distances(hashes, pairs) <= most]
-
-# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #f03bf28e
-def _band_signatures(hashes):
-    "What datasketch puts into its tables: the bits of each row as numbers, in one fixed random order."
-    try:
-        from datasketch import LeanMinHash
-    except ImportError as e:
-        raise ImportError('LSH needs the package datasketch (the extra dedup): pip install "datasketch>=2"') from e
-    order = np.random.default_rng(0).permutation(hashes.shape[1])
-    return [LeanMinHash(seed=1, hashvalues=row, scheme='legacy') for row in hashes[:, order].astype(np.uint64)]
-
-
-def hash_candidates(hashes, most: int) -> np.ndarray:  # (P,2)
-    """The pairs of rows that agree in one of `most` + 1 bands of bits; all pairs within `most` bits are among them.
-
-    ValueError unless 0 ≤ `most` ≤ bits/2; ImportError without the package datasketch.
-    """
-    bits = hashes.shape[1]
-    if not 0 <= most <= bits // 2:
-        raise ValueError(
-            f'most = {most}: must be from 0 to {bits // 2} of {bits} bits; half is what unlike images have'
-        )
-    signatures, bands = _band_signatures(hashes), max(2, most + 1)
-    from datasketch import MinHashLSH
-
-    index, found = MinHashLSH(num_perm=bits, params=(bands, bits // bands)), []
-    for row, signature in enumerate(signatures):
-        found += [(other, row) for other in index.query(signature)]
-        index.insert(row, signature)
-    return sorted_pairs(found)
-
-
-def hash_pairs(hashes, most: int) -> np.ndarray:  # (P,2)
-    "`hash_pairs_slow` by LSH."
-    candidates = hash_candidates(hashes, most)
-    return candidates[hamming_distances(hashes, candidates) <= most]
-
-# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #341f07d9
-SEARCH_MARGIN = 1e-4  # FAISS computes cosines in single precision
-
-
-def pair_cosines(x, pairs) -> np.ndarray:  # (N,D) of length one, (P,2) -> (P,)
-    "The cosine of each pair, in double precision."
-    x, parts = np.asarray(x, float), np.split(pairs, range(2**16, len(pairs), 2**16))
-    return np.concatenate([(x[p[:, 0]] * x[p[:, 1]]).sum(1) for p in parts])
-
-
-def embedding_pairs_slow(x, least: float) -> np.ndarray:  # (P,2)
-    "The pairs of rows with a cosine of at least `least`, by comparing all pairs: the definition."
-    pairs = all_pairs(len(x))
-    return pairs[pair_cosines(x, pairs) >= least]
-
-
-def embedding_pairs(
-    x,  # (N,D) embeddings of length one
-    least: float,
-    block: int = 1024,  # rows searched at a time
-) -> np.ndarray:  # (P,2)
-    "`embedding_pairs_slow` by a FAISS index. ValueError unless 0 < `least` ≤ 1, or for NaN or another length than one."
-    x = np.ascontiguousarray(x, np.float32)
-    if not 0 < least <= 1:
-        raise ValueError(f'least = {least}: a cosine above 0 and at most 1 is needed')
-    if len(x) and not (abs(np.linalg.norm(x, axis=1) - 1) < 1e-3).all():
-        raise ValueError('the embeddings must have length one: l2_normalize(...) them, without rows of NaN')
-    index, found = faiss.IndexFlatIP(x.shape[1]), []
-    index.add(x)
-    for start in range(0, len(x), block):
-        ends, _, columns = index.range_search(x[start : start + block], least - SEARCH_MARGIN)
-        left = start + np.repeat(np.arange(len(ends) - 1), np.diff(ends.astype(int)))
-        found.append(np.stack([left, columns], 1)[left < columns])
-    pairs = sorted_pairs(np.concatenate(found)) if found else sorted_pairs([])
-    return pairs[pair_cosines(x, pairs) >= least]
-
-# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #1544014d
-WITHIN, ACROSS = 'copy within a product', "copy of another product's image"
-
-
-def near_duplicates(hashes, x, most: int = 8, least: float = 0.95) -> np.ndarray:  # (P,2)
-    "The pairs that differ in at most `most` bits of their hashes (N,64) and whose embeddings (N,D) agree to `least`."
-    pairs = hash_pairs(hashes, most)
-    return pairs[pair_cosines(x, pairs) >= least]
-
-
-def duplicate_groups(n: int, pairs) -> np.ndarray:  # (n,)
-    "The number of the group of each of `n` rows; rows that pairs connect, over others too, are one group."
-    pairs = sorted_pairs(pairs)
-    links = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
-    return connected_components(links, directed=False)[1]
-
-
-def duplicate_reasons(groups, products) -> np.ndarray:  # (N,) of '', WITHIN, ACROSS
-    """Why each row is left out: '' for the first of its group, else whether the first one is of the same product.
-
-    Rows without a product ('') are of no one's: a copy among them counts as ACROSS.
-    """
-    table = pd.DataFrame(dict(group=groups, product=list(products)))
-    same = (table.groupby('group')['product'].transform('first') == table['product']) & (table['product'] != '')
-    return np.where(~table.group.duplicated(), '', np.where(same, WITHIN, ACROSS))
-
-# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #3ce22941
-def read_clothing(root, most: int = 0) -> pd.DataFrame:
-    """The photographs of the clothing data set in a folder with `clothing.csv` and `images/`, or a tar with them.
-
-    Columns name, sender, label, image (bytes); the first `most` rows if given. FileNotFoundError without the table.
-    """
-    places = folder_files(root, Skipped())
-    if 'clothing.csv' not in places:
-        raise FileNotFoundError(f'{root}: clothing.csv is missing; the folder needs clothing.csv and its images')
-    listed = pd.read_csv(io.BytesIO(places['clothing.csv'].read()), dtype=str, keep_default_na=False)
-    listed = listed[[f'images/{i}.jpg' in places for i in listed.image]].drop_duplicates('image')
-    listed = listed[: most or len(listed)].reset_index(drop=True)
-    files = [places[f'images/{i}.jpg'].read() for i in listed.image]
-    return pd.DataFrame(dict(name=listed.image, sender=listed.sender_id, label=listed.label, image=files))
-
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #048981a8
 def choose_captions(
     images,  # (N,D) embeddings of length one
@@ -578,7 +422,7 @@ class ConstructedRows:
     left_out: dict  # reason -> rows
     lacking: dict  # split -> products that it lacks of its sizes
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #211bdf69
 def _distractor_split(products, share: float, rng) -> dict:  # product -> split
     "Products of distractors, a `share` of them for validation."
     names = sorted(set(products))
@@ -592,7 +436,7 @@ def _one_pair(rows: pd.DataFrame) -> pd.Index:
     wanted = rows[garment | (rows.complexity == 'COMPLEX')]
     return wanted.index[~wanted.duplicated(['product', 'complexity'])]
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #cf0693eb
 def construct(
     rows: pd.DataFrame,  # product ('' if unknown), complexity, category (of simple images), duplicate
     sizes: dict,  # {'test': {category: products}, 'val': …}
