@@ -128,6 +128,7 @@ class Task(Protocol):
     source: ImageSource
     metrics: tuple
     ks: tuple
+    root: Path | None  # folder of the data, for methods that read its annotations
 
     def __len__(self) -> int: ...
     def restrict(self, present) -> 'Task': ...  # what can be scored with these images
@@ -300,6 +301,7 @@ class Plugin:
     variants: dict = {}  # further names in tables -> Style
     options: tuple = ()  # parameters of an evaluation that `untrained` takes besides
     reading: str = ''  # markdown: what the numbers of its training page mean
+    reads_text: bool = True  # rankings depend on the condition
     Config: type = TrainingConfig
 
     @property

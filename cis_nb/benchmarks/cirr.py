@@ -31,8 +31,9 @@ from cis_nb.retrieval.protocol import (
     load_tasks,
     ranked_members,
     reachable,
+    result_row,
 )
-from ..retrieval.statistics import bootstrap_ci, families_of
+from ..retrieval.statistics import families_of
 from .genecis import read_json
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d16d308a
@@ -64,8 +65,7 @@ def _files(path) -> dict:  # name -> relative path
     files = read_json(path)
     if not isinstance(files, dict) or not files:
         raise ValueError(
-            f'{path}: expected names with their files, not {type(files).__name__} of '
-            f'{len(files) if hasattr(files, "__len__") else 1}'
+            f'{path}: expected names with their files, not {type(files).__name__}' + ' without entries' * (files == {})
         )
     for name, file in files.items():
         if why := relative_fault(file):
@@ -283,23 +283,9 @@ def averages(full: pd.DataFrame, subset: pd.DataFrame, seed=0, **labels) -> pd.D
         raise ValueError('the full and the subset task have no query in common')
     protocol, rows = 'mean-' + fingerprint(sorted({*both.protocol, *both.protocol_s}))[:8], []
     for k in (1, 5):
-        v, low, high = bootstrap_ci(
-            ((both['rank'] <= k) * 1.0 + (both.rank_s <= 1)) / 2, seed=seed, families=families_of(both)
-        )
-        rows.append(
-            dict(
-                labels,
-                task='average',
-                seed=seed,
-                metric='recall',
-                k=k,
-                value=100 * v,
-                ci_low=100 * low,
-                ci_high=100 * high,
-                n=len(both),
-                protocol=protocol,
-            )
-        )
+        values = ((both['rank'] <= k) * 1.0 + (both.rank_s <= 1)) / 2
+        about = dict(labels, task='average', metric='recall', k=k, protocol=protocol)
+        rows.append(result_row(values, seed, families=families_of(both), **about))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #adbcf27f

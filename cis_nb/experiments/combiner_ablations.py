@@ -130,7 +130,7 @@ def objective_on(c: RelationCorpus, p: CombinerConfig, backbone, after=None) -> 
 def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:  # the folder of a run
     "The run of a variant: from the store, continued, or begun."
     p = settings(OURS | given)
-    loop = {k: getattr(p, k) for k in LOOP if hasattr(p, k)}
+    loop = p.model_dump(include=set(LOOP))
     return stored(
         'run',
         f'{p.backbone}-variant',

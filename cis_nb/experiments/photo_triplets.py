@@ -52,8 +52,7 @@ from cis_nb.mining.triplets import (
     sample_triplets,
     triplet_scores,
 )
-from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_rows
-from ..retrieval.statistics import bootstrap_ci
+from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_row, result_rows
 from ..train import settings
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #75c5f0b0
@@ -381,10 +380,9 @@ def recall_rows(ranked: pd.DataFrame, protocols: dict, kinds: list, seed: int = 
     metric, rows = dict(rank='recall', any_rank='recall, any target'), []
     for p, m, (k, rank, kind) in product(protocols, ranked.method.unique(), wanted):
         t = select_lines(ranked, p, [m], kind)
-        _, low, high = bootstrap_ci(100.0 * (t[rank] <= k), seed=seed, families=t.reference)
-        about = dict(labels, task=f'{p} partners: {kind}', method=m, seed=seed, metric=metric[rank], k=k)
-        scores = dict(value=100 * (t[rank] <= k).mean(), ci_low=low, ci_high=high, n=t.query_id.nunique())
-        rows.append(about | scores | dict(protocol=protocols[p].id))
+        about = dict(labels, task=f'{p} partners: {kind}', method=m, metric=metric[rank], k=k, protocol=protocols[p].id)
+        row = result_row(t[rank] <= k, seed, families=t.reference, **about)
+        rows.append(row | dict(n=t.query_id.nunique()))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
 
