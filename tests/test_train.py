@@ -71,7 +71,7 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
     for more in ({}, dict(device='cpu', processes=2, log_every=1, workers=3), dict(samples=9)):
         T.train_or_load(T.settings(dict(method='contrastive', **more)))
     assert asked[0] == asked[1] != asked[2] and 'tau' not in asked[0][1]
-    for other in (dict(tau=0.5), dict(photos=7), dict(tune='both')):
+    for other in (dict(tau=0.5), dict(world_images=7), dict(tune='both')):
         with pytest.raises(ValueError, match=f"unknown parameter '{next(iter(other))}'"):
             T.settings(dict(method='contrastive', **other))
     assert set(T.settings(dict(method='combiner')).model_dump()) > {'tau', 'tune', 'steps'}

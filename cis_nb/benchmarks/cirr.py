@@ -111,10 +111,10 @@ class Cirr:
     folder: Path  # of the data set
     entries: list  # as read from the file
     files: dict  # name -> path below the folder
-    answers: dict  # pair number, as text -> name of the target; empty where it is secret
+    targets: dict  # pair number, as text -> name of the target; empty where it is secret
 
 
-def _answers(path, entries, files) -> dict:
+def _secret_targets(path, entries, files) -> dict:
     "Targets that were written apart."
     if not path.exists():
         return {}
@@ -144,12 +144,12 @@ def read_cirr(root, split: str = 'val') -> Cirr:
         if e['pairid'] in seen:
             raise ValueError(f'{path}, entry {i}: pairid {e["pairid"]} was used by entry {seen[e["pairid"]]} already')
         seen[e['pairid']] = i
-    answers = (
-        _answers(folder / 'answers.test1.json', entries, files)
+    targets = (
+        _secret_targets(folder / 'targets.test1.json', entries, files)
         if secret
         else {str(e['pairid']): e['target_hard'] for e in entries}
     )
-    return Cirr(split, folder, entries, files, answers)
+    return Cirr(split, folder, entries, files, targets)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #f9335ed8
 def _soft(entries) -> list:  # (what, how many)
@@ -221,7 +221,7 @@ def _queries(c: Cirr, task) -> pd.DataFrame:
                 str(e['pairid']),
                 e['reference'],
                 e['caption'],
-                [c.answers[str(e['pairid'])]],
+                [c.targets[str(e['pairid'])]],
                 e['img_set']['members'] if task == 'subset' else None,
             )
             for e in c.entries
@@ -256,7 +256,7 @@ def load_cirr(
             f'task {task!r} and gallery {gallery!r}: the tasks are {CIRR_TASKS}, the galleries {CIRR_GALLERIES}'
         )
     c = read_cirr(root, split)
-    if not c.answers:
+    if not c.targets:
         raise ValueError(
             f'{c.folder}: the targets of {split} are not here, only its server has them; '
             '`cirr_ranked_lists` makes what the server wants'
@@ -416,7 +416,7 @@ def write_cirr_submission(lists, kind: str, path, c: Cirr) -> Path:
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #476e8616
 def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in percent, n
     "The scores of the server, where the targets are known."
-    if not c.answers:
+    if not c.targets:
         raise ValueError(f'{c.folder}: the targets of {c.split} are not here, only its server can score {path}')
     s = check_cirr_submission(path, c)
     ks = (1, 5, 10, 50) if s['metric'] == 'recall' else (1, 2, 3)
@@ -425,8 +425,8 @@ def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in
             dict(
                 metric=s['metric'],
                 k=k,
-                value=100 * float(np.mean([t in s[p][:k] for p, t in c.answers.items()])),
-                n=len(c.answers),
+                value=100 * float(np.mean([t in s[p][:k] for p, t in c.targets.items()])),
+                n=len(c.targets),
             )
             for k in ks
         ]
@@ -469,6 +469,6 @@ class CirrSubmission:
         return len(check_cirr_submission(file, self.annotations)) - 2
 
     def scores(self, file) -> dict:
-        if not self.annotations.answers:
+        if not self.annotations.targets:
             return {}
         return {f'R@{r.k}': r.value for r in score_cirr_submission(file, self.annotations).itertuples()}

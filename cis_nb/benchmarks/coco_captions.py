@@ -485,7 +485,7 @@ def ground_truth_protocol(truth: GroundTruth, way: str, c: CaptionSet, sizes: li
         split=c.split,
         coverage=c.coverage,
         extra='; '.join(filter(None, notes)),
-        questions=fingerprint([c.texts, truth.right[way]])[:8],
+        content=fingerprint([c.texts, truth.right[way]])[:8],
     )
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #bad042a0

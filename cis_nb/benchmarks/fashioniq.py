@@ -125,7 +125,7 @@ def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> Fashion
     entries, names = _contents(path, listed, secret := split == 'test')
     if twice := [n for n, k in Counter(names).items() if k > 1]:
         raise ValueError(f'{listed}: {twice[0]!r} is repeated; {len(twice)} such')
-    apart = folder / f'captions/answers.{category}.test.json'
+    apart = folder / f'captions/targets.{category}.test.json'
     targets = [e['target'] for e in entries] if not secret else read_json(apart) if apart.exists() else []
     if targets and (not isinstance(targets, list) or len(targets) != len(entries)):
         raise ValueError(f'{apart}: expected a list of {len(entries)} targets, one for each query of {path}')

@@ -52,13 +52,13 @@ class RelationCorpus:
 @lru_cache(maxsize=4)
 def corpus(
     data: str = 'world',  # or a folder of photographs with captions
-    photos: int = 300,
+    world_images: int = 300,
     seed: int = 0,
     size: int = 64,
 ) -> RelationCorpus:  # the first two of these: of the world
     "A corpus, its captions read on first use."
     tools = language_tools(data)
-    root = captions_root(data, photos, seed)
+    root = captions_root(data, world_images, seed)
     folder = relation_shards(root, tools, captions='all', attributes=True)
     t, table = read_relations(folder), read_photos(root).table
     opening = dict(zip(table.key, table.captions.str[0]))

@@ -70,9 +70,9 @@ class PhotoRelations:
         return self.table[self.table.split == split]
 
 
-def photo_relations(data: str, photos: int, size: int, captions: str = 'all') -> PhotoRelations:
+def photo_relations(data: str, world_images: int, size: int, captions: str = 'all') -> PhotoRelations:
     "The relations in the `first` or in `all` captions of a folder, read on first use; squares of `size` pixels."
-    found, parser = captioned_photos(data, photos, size), language_tools(data)
+    found, parser = captioned_photos(data, world_images, size), language_tools(data)
     table = read_relations(relation_shards(found.root, parser, captions=captions, attributes=True))
     return PhotoRelations(found, table, concreteness(parser), folder_images(found.root, size))
 

@@ -71,9 +71,9 @@ class CaptionedPhotos:
         return 'val' if 'val' in self.held_out.splits else self.held_out.split
 
 
-def captioned_photos(data: str, photos: int, size: int) -> CaptionedPhotos:
+def captioned_photos(data: str, world_images: int, size: int) -> CaptionedPhotos:
     "The folder `data`, or `photos` scenes of the drawn world; packed as squares of `size` pixels on first use."
-    root = captions_root(data, photos)
+    root = captions_root(data, world_images)
     held_out = evaluation_photos(root, size)
     table = pd.read_parquet(held_out.folder / 'photos.parquet').set_index('key')
     return CaptionedPhotos(data_name(data, root), root, held_out, table)

@@ -393,7 +393,7 @@ class CombinerConfig(TrainingConfig):
     "A Combiner's own parameters."
 
     triplets: Literal['mined', 'cirr'] = Field('mined', description="mined from captions, or CIRR's training split")
-    photos: int = Field(300, ge=1, description='images of the world whose captions are mined')
+    world_images: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
     attributes: bool = Field(False, description='mine attributes as well as relations')
@@ -433,7 +433,7 @@ RULE = ('filter', 'threshold', 'lookup', 'modifiers', 'literal', 'partner')  # h
 def triplet_folder(c: CombinerConfig) -> Path:
     "The mined triplets of the configuration."
     return mine_triplets(
-        captions_root(c.data, c.photos),
+        captions_root(c.data, c.world_images),
         c.samples,
         seed=c.seed,
         n_val=c.val_samples,
@@ -481,7 +481,7 @@ def training_data(c: CombinerConfig, size: int) -> TripletData:
         return cirr_triplets(c, tasks)
     table, images = (
         pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
-        folder_images(captions_root(c.data, c.photos), size),
+        folder_images(captions_root(c.data, c.world_images), size),
     )
     rule = f'{c.filter} {c.threshold}, {c.partner}' + (', attributes' if c.attributes else '')
     val = held_out(table[table.split == 'val'], images, Path(c.data).name, rule)
@@ -527,7 +527,7 @@ class CombinerPlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         found = []
         if config.triplets == 'mined':
-            photos = packed_folder(captions_root(config.data, config.photos), backbone.image_size) / 'photos.json'
+            photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'photos.json'
             found += [triplet_folder(config), json.loads(photos.read_text())['key']]
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
         for b in (load_cirr(cirr_root(config.data, config.cirr), s) for s in splits):

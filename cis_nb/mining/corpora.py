@@ -195,9 +195,9 @@ def _photo_lines(root) -> tuple:
     return [c for *_, c in rows], len(rows), skipped.counts()
 
 
-def caption_source(name, photos: int = 300) -> CaptionSource:
+def caption_source(name, world_images: int = 300) -> CaptionSource:
     "A source by name: `world`, a text file, or a folder of photographs, of which the training split is read."
-    path = captions_root(name, photos, files=True, what='corpus')
+    path = captions_root(name, world_images, files=True, what='corpus')
     if path.is_dir():
         return CaptionSource(path, captions_key(name, path), False, partial(_photo_lines, path))
     about, table = text_record(path), '.tsv' in path.suffixes
@@ -411,7 +411,7 @@ def corpus_folder(
     sources=WORLD,  # see `sources_of`
     parser: str = 'auto',  # the world's for the world, else see `find_parser`
     keys: str = 'published',  # keywords with articles, or as in the 'paper'
-    photos: int = 300,  # of the world
+    world_images: int = 300,  # of the world
     seed: int = 0,  # of the literal masking
     portion: int = 20_000,  # lines parsed at a time
     processes: int = None,  # None: as many as there are cores
@@ -420,7 +420,7 @@ def corpus_folder(
     one_of('keys', keys, KEYS)
 
     def find_sources():
-        return [caption_source(s, photos) for s in sources_of(sources)]
+        return [caption_source(s, world_images) for s in sources_of(sources)]
 
     found, parser = find_sources(), parser_for(sources, parser)
     parser = find_parser() if parser == 'auto' else parser

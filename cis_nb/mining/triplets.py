@@ -336,7 +336,7 @@ def candidate_draws(index: RelationIndex, filter: str, threshold: float, min_ima
     if not allowed.any():
         raise ValueError(
             f'no subject is seen in {min_images} images with {min_objects} objects: '
-            f'{len(index.row)} relations are too few; use more photos, or captions: all'
+            f'{len(index.row)} relations are too few; use more images, or captions: all'
         )
     allowed &= passes_filter(filter, best_triplet_score(index, filter), threshold)
     if not allowed.any():

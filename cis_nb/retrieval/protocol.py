@@ -41,7 +41,7 @@ class Protocol:
     crop: str = 'whole image'
     coverage: float = 1.0  # share of the benchmark's images that are here
     extra: str = ''
-    questions: str = ''  # fingerprint of queries, targets and galleries; a `Benchmark` sets it
+    content: str = ''  # fingerprint of queries, targets and galleries; a `Benchmark` sets it
 
     def __post_init__(self):
         for name, known in _choices.items():
@@ -71,7 +71,7 @@ def _words(p: Protocol) -> list:
     "A protocol as short phrases; *partial* comes first."
     partial = [f'partial: {min(99.9, 100 * p.coverage):.1f} % of the images'] if p.coverage < 1 else []
     captions = [f'captions {p.caption}'] if p.caption != 'as given' else []
-    content = [f'queries {p.questions}'] if p.questions else []
+    content = [f'queries {p.content}'] if p.content else []
     return partial + [
         f'gallery: {p.gallery}',
         f'text: “{p.prompt}”',
@@ -163,7 +163,7 @@ class Task:
         if 'excluded' not in q:
             q['excluded'] = [[] for _ in range(n)]
         _check_queries(q, self.shared_gallery, self.name)
-        self.queries, self.protocol = q, replace(self.protocol, questions=_content_fingerprint(q, self.shared_gallery))
+        self.queries, self.protocol = q, replace(self.protocol, content=_content_fingerprint(q, self.shared_gallery))
         if self.images is None:
             self.images = _all_images(q, self.shared_gallery)
         if self.source is None:

@@ -664,7 +664,7 @@ def write_cirr_annotations(folder, split, found, kinds, files):
     public = found
     if split == 'test1':
         public = [without_targets(e) for e in found]
-        write_json(folder / 'answers.test1.json', {str(e['pairid']): e['target_hard'] for e in found})
+        write_json(folder / 'targets.test1.json', {str(e['pairid']): e['target_hard'] for e in found})
     write_json(folder / f'captions/cap.rc2.{split}.json', public)
     write_json(folder / f'image_splits/split.rc2.{split}.json', files)
     write_json(folder / f'kinds.{split}.json', kinds)

@@ -228,7 +228,7 @@ def test_random_features_on_the_released_queries(tmp_path):
 @real
 def test_the_released_test_split_is_read_ranked_and_refused(tmp_path):
     c = read_cirr(DATA, 'test1')
-    assert (len(c.entries), len(c.files), c.answers) == (4148, 2315, {})
+    assert (len(c.entries), len(c.files), c.targets) == (4148, 2315, {})
     with pytest.raises(ValueError, match='only its server has them'):
         load_cirr(DATA, 'test1')
     with pytest.raises(FileNotFoundError, match='NLVR2'):
@@ -370,15 +370,15 @@ def test_answers_beside_a_secret_split(tmp_path):
     entries, files = small_set(tmp_path, 1, split='test1')
     bare = [{k: v for k, v in e.items() if not k.startswith('target')} for e in entries]
     put(tmp_path, bare, files, 'test1')
-    assert read_cirr(tmp_path, 'test1').answers == {}
+    assert read_cirr(tmp_path, 'test1').targets == {}
     right = {str(e['pairid']): e['target_hard'] for e in entries}
-    (path := tmp_path / 'cirr/answers.test1.json').write_text(json.dumps(right))
-    assert read_cirr(tmp_path, 'test1').answers == right and len(load_cirr(tmp_path, 'test1', images=False)) == len(
+    (path := tmp_path / 'cirr/targets.test1.json').write_text(json.dumps(right))
+    assert read_cirr(tmp_path, 'test1').targets == right and len(load_cirr(tmp_path, 'test1', images=False)) == len(
         entries
     )
     for wrong in ({}, [], {**right, '3': 'nowhere'}, {**right, '3': entries[0]['reference']}, {**right, '3': ['x']}):
         path.write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match='answers.test1.json: the target of pair 3'):
+        with pytest.raises(ValueError, match='targets.test1.json: the target of pair 3'):
             read_cirr(tmp_path, 'test1')
 
 

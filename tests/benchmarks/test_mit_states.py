@@ -291,5 +291,5 @@ def test_both_layouts_of_the_world(tmp_path, monkeypatch):
         full, subset = (load_cirr(root, split, task) for task in ('full', 'subset'))
         assert len(full) == len(subset) == len(read_cirr(root, split).entries) > 0 and full.protocol.coverage == 1
         assert full.load(full.images[0]).size == (128, 128)
-    told = json.loads((root / 'cirr/answers.test1.json').read_text())
+    told = json.loads((root / 'cirr/targets.test1.json').read_text())
     assert dict(zip(full.queries.query_id, full.queries.targets.str[0])) == told
