@@ -353,14 +353,33 @@ class MainMetric:
     task_title: str = ''  # of the task alone
 
 
-class Submission(Protocol):
-    "The files that the server of a benchmark takes for one split."
+class Submission:
+    "The files that the server of a benchmark takes for one split; a subclass writes, reads and scores them."
 
     made_from: Any  # what the files depend on, the method aside: for their key in the store
 
-    def write(self, method: Method, folder: Path): ...  # every file, checked
-    def count(self, file: Path) -> int: ...  # queries of a file, read again as the server would; ValueError if refused
-    def scores(self, file: Path) -> dict: ...  # metric -> percent; empty where the targets are secret
+    def __init__(self, annotations):
+        self.annotations = annotations  # of the split; its `targets` are empty where they are secret
+
+    def write(self, method: Method, folder: Path):
+        "Every file, checked."
+        raise TypeError(f'{type(self).__name__} has no write')
+
+    def read(self, file: Path) -> dict:
+        "Query -> what is ranked first, as the server reads it; ValueError if it would refuse the file."
+        raise TypeError(f'{type(self).__name__} has no read')
+
+    def scored(self, file: Path) -> dict:
+        "Metric -> percent, where the targets are known."
+        raise TypeError(f'{type(self).__name__} has no scored')
+
+    def count(self, file: Path) -> int:
+        "The number of queries of a file; ValueError if the server would refuse it."
+        return len(self.read(file))
+
+    def scores(self, file: Path) -> dict:
+        "Metric -> percent; empty where the targets are secret."
+        return self.scored(file) if self.annotations.targets else {}
 
 
 class BenchmarkPlugin:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin, MainMetric, Queries
+from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
 from ..data.image_sources import ImageSource, image_files
 from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
 from ..retrieval.statistics import bootstrap_ci, families_of
@@ -335,24 +335,20 @@ def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  
     return {q: [int(i) for i in ids] for q, ids in zip(queries.ids, best)}
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #ddd47b3a
-@dataclass
-class CircoSubmission:
+class CircoSubmission(Submission):
     "The file for the server."
-
-    annotations: Circo  # of the test split
 
     @property
     def made_from(self) -> dict:
+        "The entries of the test split and where it lies."
         return dict(entries=self.annotations.entries, folder=str(self.annotations.folder))
 
     def write(self, method, folder):
         write_circo_submission(circo_ranked_lists(method, self.annotations), folder / 'test.json', self.annotations)
 
-    def count(self, file) -> int:
-        return len(check_circo_submission(file, self.annotations))
+    def read(self, file) -> dict:
+        return check_circo_submission(file, self.annotations)
 
-    def scores(self, file) -> dict:
-        if not self.annotations.targets:
-            return {}
+    def scored(self, file) -> dict:
         found = score_circo_submission(file, self.annotations)
         return {f'mAP@{r.k}': r.value for r in found[found.metric == 'map'].itertuples()}

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin, MainMetric, Queries
+from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource, image_files
 from ..data.roots import dataset_root, need_file
@@ -451,24 +451,21 @@ def cirr_ranked_lists(method, c: Cirr, prompt: str = '{condition}') -> dict:  # 
     return dict(recall=dict(zip(pairs, first)), recall_subset=dict(zip(pairs, of_set)))
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #a76a1c68
-@dataclass
-class CirrSubmission:
+class CirrSubmission(Submission):
     "Both files for the server."
-
-    annotations: Cirr  # of the test split
 
     @property
     def made_from(self) -> dict:
+        "The entries of the test split and its images."
         return dict(entries=self.annotations.entries, files={n: str(f) for n, f in self.annotations.files.items()})
 
     def write(self, method, folder):
         for kind, lists in cirr_ranked_lists(method, self.annotations).items():
             write_cirr_submission(lists, kind, folder / f'test1.{kind}.json', self.annotations)
 
-    def count(self, file) -> int:
-        return len(check_cirr_submission(file, self.annotations)) - 2
+    def read(self, file) -> dict:
+        content = check_cirr_submission(file, self.annotations)
+        return {q: names for q, names in content.items() if q not in ('version', 'metric')}
 
-    def scores(self, file) -> dict:
-        if not self.annotations.targets:
-            return {}
+    def scored(self, file) -> dict:
         return {f'R@{r.k}': r.value for r in score_cirr_submission(file, self.annotations).itertuples()}

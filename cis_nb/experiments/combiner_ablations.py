@@ -33,7 +33,8 @@ from cis_nb.methods.combiner import (
     read_combiner,
 )
 from ..mining.captions import read_relations, relation_shards
-from ..mining.triplets import concreteness, sample_triplets
+from ..mining.concreteness import concreteness
+from ..mining.triplets import sample_triplets
 from ..retrieval.protocol import RESULT_COLUMNS
 from ..train import FREE, LOOP, settings
 from ..training.loop import train

@@ -44,14 +44,8 @@ from ..methods.combiner import held_out, triplet_folder
 from ..methods.lincir import corpus_of
 from ..mining.captions import read_relations, relation_shards
 from ..mining.corpora import Corpus
-from cis_nb.mining.triplets import (
-    PARTNER_CHOICES,
-    concreteness,
-    rate_heads,
-    read_triplets,
-    sample_triplets,
-    triplet_scores,
-)
+from ..mining.concreteness import concreteness, rate_heads, triplet_scores
+from ..mining.triplets import PARTNER_CHOICES, read_triplets, sample_triplets
 from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_row, result_rows
 from ..train import settings
 
