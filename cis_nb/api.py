@@ -255,7 +255,7 @@ def _fault(error: dict, config: type) -> str:
         return f'{", ".join(f"{k}: {v!r}" for k, v in values.items())} is not allowed: {what}'
     return f'{name}: {given!r} is not allowed: {what[0].lower()}{what[1:]}'
 
-
+# %% ../nbs/00_api.ipynb #5c514c9a
 def configure(config: type, given: dict, source: str = '') -> BaseModel:
     "A configuration from flat parameters; raises ValueError that names source, field, value and what is allowed."
     try:
@@ -352,7 +352,7 @@ class MainMetric:
     k: int
     task_title: str = ''  # of the task alone
 
-
+# %% ../nbs/00_api.ipynb #35111405
 class Submission:
     "The files that the server of a benchmark takes for one split; a subclass writes, reads and scores them."
 
@@ -381,7 +381,7 @@ class Submission:
         "Metric -> percent; empty where the targets are secret."
         return self.scored(file) if self.annotations.targets else {}
 
-
+# %% ../nbs/00_api.ipynb #df36f9e7
 class BenchmarkPlugin:
     "A benchmark; subclasses are registered by name."
 

@@ -56,7 +56,7 @@ CIRCO_IMAGES = dict(
     size='19 GB',
 )
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #643b3a01
 def _fault(e, secret: bool) -> str:
     "What is wrong with an entry; empty if nothing."
     if not isinstance(e, dict):

@@ -513,7 +513,7 @@ def _fold_rows(rank, c: CaptionSet, parts: list, seed, extra, labels) -> tuple: 
         rows += [result_row(recall_at_k(r, k), seed, part, family, k=k, **base) for k in CAPTION_KS]
     return pd.DataFrame(rows), protocols
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #f30dcf44
 def caption_rows(
     rank,  # of `ranks_from_features` or `ranks_from_rankings`
     c: CaptionSet,
@@ -643,7 +643,7 @@ def caption_features(backbone, c: CaptionSet, root) -> tuple:
     texts = list(left.texts.values())
     return f[list(left.images)], text_features(backbone, texts)[texts], left, skipped
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #7010ebb4
 def evaluate_captions(
     backbone, c: CaptionSet, root, truths: list, folds: int = 5, seed: int = 0, **labels
 ) -> tuple:  # rows, protocols, what was left out
@@ -698,7 +698,7 @@ def captions_benchmark(root, ks: tuple = (1, 5, 10)) -> Benchmark:
     truths = [plain_ground_truth(c), *(read_ground_truth(notes, name, c) for name in sorted(named))]
     return Benchmark('coco_captions', {t.name: caption_task(c, t, images, ks) for t in truths})
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #8710696b
 class CocoCaptionsPlugin(BenchmarkPlugin):
     "COCO Captions: images for a caption alone."
 

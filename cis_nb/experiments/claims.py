@@ -100,7 +100,7 @@ DATA = {
     'N02 N03 N04': 'published backbones and the real benchmarks; LinCIR is implemented',
 }
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #25236102
 def by_claim(table: dict) -> dict:  # claim -> what
     "The same, one entry per claim."
     return {i: what for what, ids in table.items() for i in ids.split()}

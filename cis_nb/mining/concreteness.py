@@ -7,7 +7,7 @@ __all__ = ['RATINGS_FILE', 'NON_VISUAL_RATINGS', 'DEPICTION_RATINGS', 'WRITTEN_R
            'with_plurals', 'world_ratings', 'concreteness', 'rate_heads', 'triplet_scores', 'passes_filter',
            'eligible_rows']
 
-# %% ../../nbs/03_mining/02_concreteness.ipynb #dcb3be85
+# %% ../../nbs/03_mining/02_concreteness.ipynb #0dc808a8
 import re
 from functools import lru_cache
 from importlib.metadata import version

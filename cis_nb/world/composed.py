@@ -425,7 +425,7 @@ _FREE_ADD = (('add {thing}', 'put {thing} there'), ('there is also {thing}', 'th
 FREE_EDIT_SENTENCES = EDIT_SENTENCES | {'add': _FREE_ADD}  # of a free group
 RELATION_WORDS = {(1, 0): 'to the right of', (-1, 0): 'to the left of', (0, 1): 'below', (0, -1): 'above'}
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #a4b99e7a
 def cell_step(c: int, other: int) -> tuple:
     "From cell `other` to cell `c`: columns and rows."
     return c % 2 - other % 2, c // 2 - other // 2

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from made_up import MadeUp, fused
 from projects import DATA, ROOT, needs_data
 
 from cis_nb.backbones.features import image_features
@@ -27,37 +27,9 @@ from cis_nb.benchmarks.cirr import (
     score_cirr_submission,
     write_cirr_submission,
 )
-from cis_nb.methods.baselines import FusionMethod
 from cis_nb.retrieval.protocol import evaluate, evaluate_benchmark
 
 real = needs_data('cirr')
-
-
-class Dots(FusionMethod):
-    "A method whose scores are the products of raw features."
-
-    def score(self, q, gallery):
-        return (q[:, None] * gallery).sum(-1) if gallery.ndim == 3 else q @ gallery.T
-
-
-def fused(backbone):
-    return Dots(name='sum', fuse=torch.add, backbone=backbone)
-
-
-class MadeUp:
-    "A backbone of two functions."
-
-    fingerprint = 'made-up'
-
-    def __init__(self, see, read, name='made-up'):
-        self.see, self.read, self.name = see, read, name
-
-    def features(self, images):
-        array = np.stack([self.see(i) for i in images.ids])
-        return SimpleNamespace(array=array, index={i: j for j, i in enumerate(images.ids)})
-
-    def encode_text(self, texts):
-        return torch.tensor(np.stack([self.read(t) for t in texts]))
 
 
 def features(seed, dim=16, levels=None):
