@@ -131,14 +131,17 @@ class Experiment:
 
     @property
     def notebook(self):
+        "Path of the chapter."
         return notebooks()[self.chapter]
 
     @property
     def folder(self):
+        "Where its report is written."
         return project_root() / 'reports' / self.profile / self.name
 
     @property
     def receipt(self):
+        "Path of the record that a finished run leaves."
         return self.folder / 'receipt.json'
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #b3aaa921

@@ -60,6 +60,7 @@ class Entry:
 
     @property
     def backbone(self):
+        "The backbone that the method owns."
         return self.method.backbone
 
 

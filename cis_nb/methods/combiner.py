@@ -81,6 +81,7 @@ class Combiner(nn.Module):
             nn.init.zeros_(self.correct[-1].bias)
 
     def forward(self, x, e):  # reference (B,D), condition (B,D) -> q (B,D) of length one
+        "The query: both features weighted by a learned share s in (0,1), and a learned correction."
         if self.normalise_inputs:
             x, e = F.normalize(x, dim=-1), F.normalize(e, dim=-1)
         z = torch.cat([self.read(e), self.see(x)], 1)  # (B,2P)
@@ -211,6 +212,7 @@ class PartiallyFrozen(nn.Module):
             p.requires_grad_(tower_of(n) in self.trained_towers)
 
     def train(self, mode: bool = True):
+        "Training mode for the towers that train; the rest, and batch norm with `bn_mode` eval, keep their statistics."
         super().train(False)
         for n, m in self.backbone.model.named_modules():
             rests = isinstance(m, nn.modules.batchnorm._BatchNorm) and self.bn_mode == 'eval'
@@ -281,6 +283,7 @@ class CombinerLoss(CombinerBatches):
     name, betas = 'combiner', (0.9, 0.999)
 
     def see(self, seen):
+        "Raw features (B,D) of images: encoded where the tower trains, else those of the store."
         return (
             self.backbone.encode_image(self.backbone.normalise(seen))
             if self.seen.live
@@ -288,9 +291,11 @@ class CombinerLoss(CombinerBatches):
         )
 
     def read(self, texts):
+        "Raw features (B,D) of conditions: encoded where the tower trains, else those of the store."
         return self.backbone.encode_text(texts) if self.words is None else texts.to(self.backbone.device)
 
     def loss(self, batch):
+        "The contrastive loss of a batch, references and targets and perhaps distractors stacked as (2B or 3B,·)."
         x, e = self.see(batch[0]), self.read(batch[1])
         ref, target, *far = x.chunk(3 if 'far' in self.others else 2)
         others = [dict(ref=ref, far=far[0] if far else None)[k] for k in self.others]
@@ -553,10 +558,12 @@ class Encoding(CombinerLoss):
         self.data = index_triplets(table, self.seen.index)
 
     def see(self, seen):
+        "As its parent, without gradients."
         with torch.no_grad():
             return super().see(seen)
 
     def read(self, texts):
+        "As its parent, without gradients."
         with torch.no_grad():
             return super().read(texts)
 

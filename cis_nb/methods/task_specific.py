@@ -185,10 +185,12 @@ class Detector:
 
     @property
     def D(self):
+        "The number of names C: a feature is a confidence for each."
         return len(self.names)
 
     @cached_property
     def fingerprint(self):
+        "Of the vocabulary and all that decides the confidences."
         return fingerprint([self.name, self.names, self.record, code_version(type(self))])
 
     def features(self, images):
@@ -404,6 +406,7 @@ class OpenDetector(Detector):
         return self.model.owlv2.text_projection(self.model.owlv2.text_model(**ids.to(self.model.device))[1])
 
     def preprocess(self, image) -> torch.Tensor:
+        "The image as OWLv2 reads it (3,H,H)."
         return self.processor(images=image.convert('RGB'), return_tensors='pt')['pixel_values'][0]
 
     def _logits(self, pixels) -> torch.Tensor:  # (B,3,H,W) -> (B,boxes,C)
@@ -461,6 +464,7 @@ class Labels:
 
     @cached_property
     def fingerprint(self) -> str:
+        "Of the labels and of the instances that have some."
         return fingerprint([self.types, list(self.column), sorted(self.row.items()), self.positive])
 
     def extend(self, f, ids) -> Labelled:
@@ -470,9 +474,11 @@ class Labels:
         return Labelled(np.concatenate([visual, positive], 1, dtype=np.float32), {i: k for k, i in enumerate(known)})
 
     def attribute(self, ref, names, vectors) -> torch.Tensor:
+        "The annotated attributes (B,C) among `names`, in place of a classifier; `ref` (B,D+L) holds the labels."
         return ref[:, [vectors.shape[1] + self.column[n] for n in names]]
 
     def object(self, ref, names, vectors) -> torch.Tensor:
+        "The annotated object (B,C) among `names`, in place of a classifier; `ref` (B,D+L) holds the labels."
         return ref[:, [vectors.shape[1] + self.column[n,] for n in names]]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #af545cda

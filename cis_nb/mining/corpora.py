@@ -222,6 +222,7 @@ class SkipCounter(Counter):
     "Counts what was left out, without names: those of a million lines would fill the memory."
 
     def add(self, reason: str, name):
+        "Count a reason; the name is not kept."
         self[reason] += 1
 
 

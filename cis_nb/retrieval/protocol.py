@@ -54,13 +54,16 @@ class Protocol:
 
     @property
     def hash(self) -> str:
+        "Eight hexadecimal digits of all fields."
         return fingerprint(asdict(self))[:8]
 
     @property
     def id(self) -> str:
+        "The name under which results are compared: benchmark, split and hash."
         return f'{self.benchmark}@{self.split}-{self.hash}'
 
     def text(self, condition: str) -> str:
+        "A condition in the prompt."
         return self.prompt.replace('{condition}', condition)
 
     def __str__(self):
