@@ -128,6 +128,7 @@ class Task(Protocol):
     source: ImageSource
     metrics: tuple
     ks: tuple
+    root: Path | None  # folder of the data, for methods that read its annotations
 
     def __len__(self) -> int: ...
     def restrict(self, present) -> 'Task': ...  # what can be scored with these images
@@ -254,7 +255,7 @@ def _fault(error: dict, config: type) -> str:
         return f'{", ".join(f"{k}: {v!r}" for k, v in values.items())} is not allowed: {what}'
     return f'{name}: {given!r} is not allowed: {what[0].lower()}{what[1:]}'
 
-
+# %% ../nbs/00_api.ipynb #5c514c9a
 def configure(config: type, given: dict, source: str = '') -> BaseModel:
     "A configuration from flat parameters; raises ValueError that names source, field, value and what is allowed."
     try:
@@ -300,6 +301,7 @@ class Plugin:
     variants: dict = {}  # further names in tables -> Style
     options: tuple = ()  # parameters of an evaluation that `untrained` takes besides
     reading: str = ''  # markdown: what the numbers of its training page mean
+    reads_text: bool = True  # rankings depend on the condition
     Config: type = TrainingConfig
 
     @property
@@ -350,17 +352,36 @@ class MainMetric:
     k: int
     task_title: str = ''  # of the task alone
 
-
-class Submission(Protocol):
-    "The files that the server of a benchmark takes for one split."
+# %% ../nbs/00_api.ipynb #35111405
+class Submission:
+    "The files that the server of a benchmark takes for one split; a subclass writes, reads and scores them."
 
     made_from: Any  # what the files depend on, the method aside: for their key in the store
 
-    def write(self, method: Method, folder: Path): ...  # every file, checked
-    def count(self, file: Path) -> int: ...  # queries of a file, read again as the server would; ValueError if refused
-    def scores(self, file: Path) -> dict: ...  # metric -> percent; empty where the targets are secret
+    def __init__(self, annotations):
+        self.annotations = annotations  # of the split; its `targets` are empty where they are secret
 
+    def write(self, method: Method, folder: Path):
+        "Every file, checked."
+        raise TypeError(f'{type(self).__name__} has no write')
 
+    def read(self, file: Path) -> dict:
+        "Query -> what is ranked first, as the server reads it; ValueError if it would refuse the file."
+        raise TypeError(f'{type(self).__name__} has no read')
+
+    def scored(self, file: Path) -> dict:
+        "Metric -> percent, where the targets are known."
+        raise TypeError(f'{type(self).__name__} has no scored')
+
+    def count(self, file: Path) -> int:
+        "The number of queries of a file; ValueError if the server would refuse it."
+        return len(self.read(file))
+
+    def scores(self, file: Path) -> dict:
+        "Metric -> percent; empty where the targets are secret."
+        return self.scored(file) if self.annotations.targets else {}
+
+# %% ../nbs/00_api.ipynb #df36f9e7
 class BenchmarkPlugin:
     "A benchmark; subclasses are registered by name."
 

@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
+from photo_folders import folder
 from cis_nb import train as T
 from cis_nb.core.experiment_files import defaults, read_notebook
 from cis_nb.core.store import project_root
@@ -17,15 +16,9 @@ from cis_nb.methods.contrastive import validation_data
 
 @pytest.fixture
 def photos(tmp_path):
-    "Forty photos of plain colours with captions."
-    rng, folder, lines = np.random.default_rng(0), tmp_path / 'photos', ['image,caption']
-    folder.mkdir()
-    for i in range(40):
-        c = rng.integers(0, 256, 3)
-        Image.fromarray(np.broadcast_to(c, (70, 90, 3)).astype(np.uint8)).save(folder / f'p{i}.png')
-        lines.append(f'p{i}.png,a wall of colour {c[0] // 64} {c[1] // 64} {c[2] // 64}')
-    (folder / 'captions.csv').write_text('\n'.join(lines))
-    return folder
+    "Forty photos with captions."
+    lines = [f'{i:03}.jpg,photo number {i}' for i in range(40)]
+    return folder(tmp_path / 'photos', 40, 'captions.csv', '\n'.join(['image,caption', *lines]))
 
 
 def test_trains_on_a_folder_of_photos(photos, tmp_path, monkeypatch):
@@ -71,7 +64,7 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
     for more in ({}, dict(device='cpu', processes=2, log_every=1, workers=3), dict(samples=9)):
         T.train_or_load(T.settings(dict(method='contrastive', **more)))
     assert asked[0] == asked[1] != asked[2] and 'tau' not in asked[0][1]
-    for other in (dict(tau=0.5), dict(photos=7), dict(tune='both')):
+    for other in (dict(tau=0.5), dict(world_images=7), dict(tune='both')):
         with pytest.raises(ValueError, match=f"unknown parameter '{next(iter(other))}'"):
             T.settings(dict(method='contrastive', **other))
     assert set(T.settings(dict(method='combiner')).model_dump()) > {'tau', 'tune', 'steps'}

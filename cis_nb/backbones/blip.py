@@ -40,6 +40,7 @@ class BlipVision(nn.Module):
         self.preprocess_cfg = asdict(cfg)
 
     def forward(self, pixels):  # (B,3,H,H) -> (B,D)
+        "The projected state of the class token, raw."
         return self.projection(self.vision_model(pixel_values=pixels).last_hidden_state[:, 0])
 
 
@@ -57,6 +58,7 @@ class BlipModel(nn.Module):
         }
 
     def train(self, mode: bool = True):
+        "Evaluation mode; `ValueError` for training mode, which is not supported."
         if mode:
             raise ValueError(
                 'a BLIP cannot be trained or saved here; take a method that keeps the backbone frozen: '

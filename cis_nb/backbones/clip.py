@@ -89,10 +89,12 @@ class ImageTower:
 
     @property
     def device(self) -> torch.device:
+        "Of the weights: inputs are moved there."
         return next(self.visual.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        "Of the weights; features are computed in it."
         return next(self.visual.parameters()).dtype
 
     def encode(self, pixels) -> torch.Tensor:  # (B,3,H,H) -> (B,D)
@@ -172,21 +174,26 @@ class TextTower:
 
     @property
     def context(self) -> int:
+        "The number of ids T that a text may have at most."
         return self.model.positional_embedding.shape[0]
 
     @property
     def W(self) -> int:
+        "Width of a word embedding."
         return self.model.token_embedding.embedding_dim
 
     @property
     def D(self) -> int:
+        "Width of a feature."
         return self.model.text_projection.shape[1]
 
     @property
     def activation(self) -> str:
+        "The activation of the MLPs, `gelu` or `quick_gelu`."
         return activation(self.model)
 
     def tokenize(self, texts) -> torch.Tensor:  # B texts -> ids (B,T), T that of the longest
+        "Ids of CLIP, padded to the longest; texts beyond the context are cut and counted in `truncated`."
         ids, cut = clip_ids(texts, self.context)
         self.truncated += cut
         return ids
@@ -196,17 +203,21 @@ class TextTower:
         return ids, at
 
     def lengths(self, ids) -> torch.Tensor:  # (B,T) -> (B,), end token included
+        "Ids of each text: the end token has the largest of all ids."
         return ids.argmax(-1) + 1
 
     def embed(self, ids) -> torch.Tensor:  # (B,T) -> (B,T,W)
+        "Word embeddings, without positions."
         return self.model.token_embedding(ids)
 
     def transform(self, ids, embeddings) -> torch.Tensor:  # (B,T), (B,T,W) -> states (B,T,W) after the last norm
+        "The states of a causal transformer; embeddings may differ from those of the ids, as pseudo-words do."
         m, t = self.model, ids.shape[1]
         with attention_kernel(embeddings.device):
             return m.ln_final(m.transformer(embeddings + m.positional_embedding[:t], attn_mask=m.attn_mask[:t, :t]))
 
     def pool(self, ids, states) -> torch.Tensor:  # (B,T), (B,T,W) -> (B,D): the state at the end token, projected
+        "The raw text feature."
         return states[torch.arange(len(ids), device=ids.device), ids.argmax(-1)] @ self.model.text_projection
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #9088bbad
@@ -248,30 +259,37 @@ class Backbone(nn.Module):
 
     @property
     def D(self) -> int:
+        "Width of a feature."
         return self.text_tower.D
 
     @property
     def W(self) -> int:
+        "Width of a word embedding."
         return self.text_tower.W
 
     @property
     def context(self) -> int:
+        "The number of ids that a text may have at most."
         return self.text_tower.context
 
     @property
     def truncated(self) -> int:
+        "How many texts were cut to the context so far."
         return self.text_tower.truncated
 
     @property
     def image_size(self) -> int:
+        "Side H in pixels of the squares that it reads."
         return self.image_tower.preprocessor.size
 
     @property
     def device(self) -> torch.device:
+        "Of the weights."
         return self.model.logit_scale.device
 
     @property
     def dtype(self) -> torch.dtype:
+        "Of the weights."
         return self.model.logit_scale.dtype
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #8e15a17e

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin, MainMetric, Queries
+from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
 from ..data.image_sources import ImageSource, image_files
 from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
 from ..retrieval.statistics import bootstrap_ci, families_of
@@ -56,7 +56,7 @@ CIRCO_IMAGES = dict(
     size='19 GB',
 )
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #643b3a01
 def _fault(e, secret: bool) -> str:
     "What is wrong with an entry; empty if nothing."
     if not isinstance(e, dict):
@@ -94,7 +94,7 @@ class Circo:
     split: str
     folder: Path  # of the data set
     entries: list  # as read from the file
-    answers: dict  # query id, as text -> ids of the right images; empty where they are secret
+    targets: dict  # query id, as text -> ids of the images; empty where they are secret
 
 
 def read_circo(root, split: str = 'val') -> Circo:
@@ -106,7 +106,7 @@ def read_circo(root, split: str = 'val') -> Circo:
         Path(root) / 'circo',
     )
     path = need_file(folder / f'annotations/{split}.json', **CIRCO_ANNOTATIONS)
-    entries, apart, seen = read_json(path), folder / 'annotations/answers.test.json', set()
+    entries, apart, seen = read_json(path), folder / 'annotations/targets.test.json', set()
     if not isinstance(entries, list) or not entries:
         raise ValueError(f'{path}: expected a list of entries, not {type(entries).__name__}')
     for i, e in enumerate(entries):
@@ -130,7 +130,7 @@ def read_circo(root, split: str = 'val') -> Circo:
 def audit_circo(root, split: str = 'val') -> pd.DataFrame:  # what, count
     "Count what the annotations of a split hold."
     c = read_circo(root, split)
-    E, right = c.entries, [len(a) for a in c.answers.values()]
+    E, right = c.entries, [len(a) for a in c.targets.values()]
     rows = [
         ('queries', len(E)),
         ('different references', len({e['reference_img_id'] for e in E})),
@@ -185,7 +185,7 @@ def _images(c: Circo, names: dict, paths: dict) -> ImageSource:
 def _queries(c: Circo) -> pd.DataFrame:
     "The entries as the rows of a task."
     rows = [
-        (str(e['id']), str(e['reference_img_id']), e['relative_caption'], [str(i) for i in c.answers[str(e['id'])]])
+        (str(e['id']), str(e['reference_img_id']), e['relative_caption'], [str(i) for i in c.targets[str(e['id'])]])
         for e in c.entries
     ]
     return pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'targets'])
@@ -194,7 +194,7 @@ def _queries(c: Circo) -> pd.DataFrame:
 def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple = (5, 10, 25, 50)) -> Task:
     "CIRCO with what is there of its images; the metric is mAP@K."
     c = read_circo(root, split)
-    if not c.answers:
+    if not c.targets:
         raise ValueError(
             f'{c.folder}: the targets of {split} are not public, only its server has them; '
             '`circo_ranked_lists` makes what the server wants'
@@ -305,15 +305,15 @@ def write_circo_submission(lists: dict, path, c: Circo, gallery=None) -> Path:
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #b2a6da5f
 def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value in percent, n
     "The scores of the server, where the right images are known: mAP@K, and R@K of the one target."
-    if not c.answers:
+    if not c.targets:
         raise ValueError(f'{c.folder}: the targets of {c.split} are not public, only its server can score {path}')
     s = check_circo_submission(path, c)
 
     def place(found, i):
         return found.index(i) + 1 if i in found else CIRCO_LENGTH + 1
 
-    width = max(map(len, c.answers.values()))
-    R = np.array([[*(place(s[q], i) for i in right), *[0] * (width - len(right))] for q, right in c.answers.items()])
+    width = max(map(len, c.targets.values()))
+    R = np.array([[*(place(s[q], i) for i in right), *[0] * (width - len(right))] for q, right in c.targets.items()])
     return pd.DataFrame(
         [dict(metric='map', k=k, value=100 * float(map_at_k(R, k).mean()), n=len(R)) for k in (5, 10, 25, 50)]
         + [dict(metric='recall', k=k, value=100 * float((R[:, 0] <= k).mean()), n=len(R)) for k in (5, 10, 25, 50)]
@@ -335,24 +335,20 @@ def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  
     return {q: [int(i) for i in ids] for q, ids in zip(queries.ids, best)}
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #ddd47b3a
-@dataclass
-class CircoSubmission:
+class CircoSubmission(Submission):
     "The file for the server."
-
-    annotations: Circo  # of the test split
 
     @property
     def made_from(self) -> dict:
+        "The entries of the test split and where it lies."
         return dict(entries=self.annotations.entries, folder=str(self.annotations.folder))
 
     def write(self, method, folder):
         write_circo_submission(circo_ranked_lists(method, self.annotations), folder / 'test.json', self.annotations)
 
-    def count(self, file) -> int:
-        return len(check_circo_submission(file, self.annotations))
+    def read(self, file) -> dict:
+        return check_circo_submission(file, self.annotations)
 
-    def scores(self, file) -> dict:
-        if not self.annotations.answers:
-            return {}
+    def scored(self, file) -> dict:
         found = score_circo_submission(file, self.annotations)
         return {f'mAP@{r.k}': r.value for r in found[found.metric == 'map'].itertuples()}

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pandas as pd
 from PIL import Image
-from ..api import BenchmarkPlugin, MainMetric, Queries
+from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource, image_files
 from ..data.roots import dataset_root, need_file
@@ -31,8 +31,9 @@ from cis_nb.retrieval.protocol import (
     load_tasks,
     ranked_members,
     reachable,
+    result_row,
 )
-from ..retrieval.statistics import bootstrap_ci, families_of
+from ..retrieval.statistics import families_of
 from .genecis import read_json
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d16d308a
@@ -64,8 +65,7 @@ def _files(path) -> dict:  # name -> relative path
     files = read_json(path)
     if not isinstance(files, dict) or not files:
         raise ValueError(
-            f'{path}: expected names with their files, not {type(files).__name__} of '
-            f'{len(files) if hasattr(files, "__len__") else 1}'
+            f'{path}: expected names with their files, not {type(files).__name__}' + ' without entries' * (files == {})
         )
     for name, file in files.items():
         if why := relative_fault(file):
@@ -111,10 +111,10 @@ class Cirr:
     folder: Path  # of the data set
     entries: list  # as read from the file
     files: dict  # name -> path below the folder
-    answers: dict  # pair number, as text -> name of the target; empty where it is secret
+    targets: dict  # pair number, as text -> name of the target; empty where it is secret
 
 
-def _answers(path, entries, files) -> dict:
+def _secret_targets(path, entries, files) -> dict:
     "Targets that were written apart."
     if not path.exists():
         return {}
@@ -144,12 +144,12 @@ def read_cirr(root, split: str = 'val') -> Cirr:
         if e['pairid'] in seen:
             raise ValueError(f'{path}, entry {i}: pairid {e["pairid"]} was used by entry {seen[e["pairid"]]} already')
         seen[e['pairid']] = i
-    answers = (
-        _answers(folder / 'answers.test1.json', entries, files)
+    targets = (
+        _secret_targets(folder / 'targets.test1.json', entries, files)
         if secret
         else {str(e['pairid']): e['target_hard'] for e in entries}
     )
-    return Cirr(split, folder, entries, files, answers)
+    return Cirr(split, folder, entries, files, targets)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #f9335ed8
 def _soft(entries) -> list:  # (what, how many)
@@ -221,7 +221,7 @@ def _queries(c: Cirr, task) -> pd.DataFrame:
                 str(e['pairid']),
                 e['reference'],
                 e['caption'],
-                [c.answers[str(e['pairid'])]],
+                [c.targets[str(e['pairid'])]],
                 e['img_set']['members'] if task == 'subset' else None,
             )
             for e in c.entries
@@ -256,7 +256,7 @@ def load_cirr(
             f'task {task!r} and gallery {gallery!r}: the tasks are {CIRR_TASKS}, the galleries {CIRR_GALLERIES}'
         )
     c = read_cirr(root, split)
-    if not c.answers:
+    if not c.targets:
         raise ValueError(
             f'{c.folder}: the targets of {split} are not here, only its server has them; '
             '`cirr_ranked_lists` makes what the server wants'
@@ -283,23 +283,9 @@ def averages(full: pd.DataFrame, subset: pd.DataFrame, seed=0, **labels) -> pd.D
         raise ValueError('the full and the subset task have no query in common')
     protocol, rows = 'mean-' + fingerprint(sorted({*both.protocol, *both.protocol_s}))[:8], []
     for k in (1, 5):
-        v, low, high = bootstrap_ci(
-            ((both['rank'] <= k) * 1.0 + (both.rank_s <= 1)) / 2, seed=seed, families=families_of(both)
-        )
-        rows.append(
-            dict(
-                labels,
-                task='average',
-                seed=seed,
-                metric='recall',
-                k=k,
-                value=100 * v,
-                ci_low=100 * low,
-                ci_high=100 * high,
-                n=len(both),
-                protocol=protocol,
-            )
-        )
+        values = ((both['rank'] <= k) * 1.0 + (both.rank_s <= 1)) / 2
+        about = dict(labels, task='average', metric='recall', k=k, protocol=protocol)
+        rows.append(result_row(values, seed, families=families_of(both), **about))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #adbcf27f
@@ -430,7 +416,7 @@ def write_cirr_submission(lists, kind: str, path, c: Cirr) -> Path:
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #476e8616
 def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in percent, n
     "The scores of the server, where the targets are known."
-    if not c.answers:
+    if not c.targets:
         raise ValueError(f'{c.folder}: the targets of {c.split} are not here, only its server can score {path}')
     s = check_cirr_submission(path, c)
     ks = (1, 5, 10, 50) if s['metric'] == 'recall' else (1, 2, 3)
@@ -439,8 +425,8 @@ def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in
             dict(
                 metric=s['metric'],
                 k=k,
-                value=100 * float(np.mean([t in s[p][:k] for p, t in c.answers.items()])),
-                n=len(c.answers),
+                value=100 * float(np.mean([t in s[p][:k] for p, t in c.targets.items()])),
+                n=len(c.targets),
             )
             for k in ks
         ]
@@ -465,24 +451,21 @@ def cirr_ranked_lists(method, c: Cirr, prompt: str = '{condition}') -> dict:  # 
     return dict(recall=dict(zip(pairs, first)), recall_subset=dict(zip(pairs, of_set)))
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #a76a1c68
-@dataclass
-class CirrSubmission:
+class CirrSubmission(Submission):
     "Both files for the server."
-
-    annotations: Cirr  # of the test split
 
     @property
     def made_from(self) -> dict:
+        "The entries of the test split and its images."
         return dict(entries=self.annotations.entries, files={n: str(f) for n, f in self.annotations.files.items()})
 
     def write(self, method, folder):
         for kind, lists in cirr_ranked_lists(method, self.annotations).items():
             write_cirr_submission(lists, kind, folder / f'test1.{kind}.json', self.annotations)
 
-    def count(self, file) -> int:
-        return len(check_cirr_submission(file, self.annotations)) - 2
+    def read(self, file) -> dict:
+        content = check_cirr_submission(file, self.annotations)
+        return {q: names for q, names in content.items() if q not in ('version', 'metric')}
 
-    def scores(self, file) -> dict:
-        if not self.annotations.answers:
-            return {}
+    def scored(self, file) -> dict:
         return {f'R@{r.k}': r.value for r in score_cirr_submission(file, self.annotations).itertuples()}

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
-from ..retrieval.metrics import METRICS
+from ..retrieval.metrics import METRICS, Metric
 from ..retrieval.protocol import Benchmark, Protocol, Task
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file
@@ -265,7 +265,7 @@ def set_recall(
     return ((r > 0) & (r <= k)).sum(1) / np.maximum((r > 0).sum(1), 1)
 
 
-METRICS['set_recall'] = set_recall  # so that `evaluate` knows it
+METRICS['set_recall'] = Metric(set_recall)  # so that `evaluate` knows it
 
 
 def domain_queries(D: Domains, domain: str) -> pd.DataFrame:

@@ -23,9 +23,10 @@ from cis_nb.retrieval.protocol import (
     Protocol,
     Task,
     load_tasks,
+    result_row,
     result_rows,
 )
-from ..retrieval.statistics import bootstrap_ci, families_of
+from ..retrieval.statistics import families_of
 from .genecis import read_json
 from ..core.store import fingerprint
 from ..data.image_sources import image_files
@@ -124,7 +125,7 @@ def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> Fashion
     entries, names = _contents(path, listed, secret := split == 'test')
     if twice := [n for n, k in Counter(names).items() if k > 1]:
         raise ValueError(f'{listed}: {twice[0]!r} is repeated; {len(twice)} such')
-    apart = folder / f'captions/answers.{category}.test.json'
+    apart = folder / f'captions/targets.{category}.test.json'
     targets = [e['target'] for e in entries] if not secret else read_json(apart) if apart.exists() else []
     if targets and (not isinstance(targets, list) or len(targets) != len(entries)):
         raise ValueError(f'{apart}: expected a list of {len(entries)} targets, one for each query of {path}')
@@ -299,28 +300,11 @@ def macro_mean(per_query: pd.DataFrame, ks=(10, 50), seed=0, **labels) -> pd.Dat
     "The mean of R@k over `ks` and over the three categories."
     if lost := set(CATEGORIES) - set(per_query.task):
         raise ValueError(f'the macro mean needs all three categories; {", ".join(sorted(lost))} is not there')
-    v, low, high = bootstrap_ci(
-        np.mean([per_query['rank'] <= k for k in ks], axis=0),
-        seed=seed,
-        groups=list(per_query.task),
-        families=families_of(per_query),
-    )
-    return pd.DataFrame(
-        [
-            dict(
-                labels,
-                task='mean',
-                seed=seed,
-                metric='mean_recall',
-                k=max(ks),
-                value=100 * v,
-                ci_low=100 * low,
-                ci_high=100 * high,
-                n=len(per_query),
-                protocol='mean-' + fingerprint(sorted(set(per_query.protocol)))[:8],
-            )
-        ]
-    ).reindex(columns=RESULT_COLUMNS)
+    values = np.mean([per_query['rank'] <= k for k in ks], axis=0)
+    protocol = 'mean-' + fingerprint(sorted(set(per_query.protocol)))[:8]
+    about = dict(labels, task='mean', metric='mean_recall', k=max(ks), protocol=protocol)
+    row = result_row(values, seed, list(per_query.task), families_of(per_query), **about)
+    return pd.DataFrame([row]).reindex(columns=RESULT_COLUMNS)
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #9bdcb4cb
 class FashionIQBenchmark(Benchmark):

@@ -377,7 +377,7 @@ def _map_row(row, states: dict, profile: str) -> dict:
         is_diagram=state == 'diagram',
     )
 
-
+# %% ../../nbs/10_book/01_site.ipynb #f0090581
 MAP_TEXT = """# Tables and figures of the papers
 
 Every table and figure of GeneCIS, CompoDiff, LRVS-Fashion and LinCIR, with the experiment that makes it here,
@@ -542,7 +542,7 @@ def _one_column_a_benchmark(columns: list) -> list:
             widest[key] = c
     return list(widest.values())
 
-
+# %% ../../nbs/10_book/01_site.ipynb #3aae5c3e
 def method_matrix(table: pd.DataFrame) -> str:
     "Methods against benchmarks as HTML, from the results of the evaluations; nothing where there are none."
     if 'method' not in table:

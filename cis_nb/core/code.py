@@ -97,7 +97,7 @@ class _WithoutTests(ast.NodeTransformer):
     def visit_Call(self, node):
         return ast.Constant(None) if _called(node).startswith('test_') else self.generic_visit(node)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #373e20fb
 def _entries(tree) -> list:  # of (names, value)
     "The entries of all dictionaries; the names of a comprehension are the words in what it runs through."
     nodes = list(ast.walk(tree))
@@ -195,7 +195,7 @@ def _code_objects(code):
         if isinstance(c, types.CodeType):
             yield from _code_objects(c)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #f5deb663
 def _only_recorded(steps: list) -> set:
     "Names that code only writes to, as in `seen.append(x)`."
     pairs = [(s.argval, after.argval) for s, after in zip(steps, steps[1:]) if s.opname in _LOADS]

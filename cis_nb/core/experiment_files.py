@@ -131,14 +131,17 @@ class Experiment:
 
     @property
     def notebook(self):
+        "Path of the chapter."
         return notebooks()[self.chapter]
 
     @property
     def folder(self):
+        "Where its report is written."
         return project_root() / 'reports' / self.profile / self.name
 
     @property
     def receipt(self):
+        "Path of the record that a finished run leaves."
         return self.folder / 'receipt.json'
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #b3aaa921
@@ -149,7 +152,7 @@ def _config_of(given: dict, file: Path) -> type:
     except ValueError as e:
         raise ValueError(f'{file}: {e}') from None
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #2d97c41e
 def _experiment(profile: str, file: Path, data: str) -> Experiment:
     "Read one parameter file and hold it against its notebook."
     name = file.relative_to(project_root() / 'params' / profile).with_suffix('').as_posix()
@@ -212,7 +215,7 @@ def _names(e: Experiment, found: dict) -> frozenset:
             todo += found[name].needs
     return frozenset(names)
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #764a940c
 def experiments(
     profile: str,  # a folder of params/
     data: str = '',  # replaces every parameter called `data`
@@ -288,7 +291,7 @@ def _injected(namespace: dict) -> dict:
     exec(added[-1] if added else '', {}, found)
     return found
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #4bd22e51
 def collect_parameters(namespace: dict, chapter: str, others: bool = False) -> dict:
     """The parameters of a chapter as its cells have set them (`namespace` is `globals()`).
 

@@ -17,14 +17,14 @@ from ..world.layouts import world_root
 # %% ../../nbs/00b_data/05_datasets.ipynb #c4d2b411
 def captions_root(
     name,  # 'world', or a folder of images with captions
-    photos: int = 300,  # images of the world
+    world_images: int = 300,  # images of the world
     seed: int = 0,  # of the world
     files: bool = False,  # a text file of captions is allowed, too
     what: str = 'data',  # the parameter that gives the name, for errors
 ) -> Path:
     "The folder of images with captions; the world's is drawn on first use."
     if is_world(name):
-        return world_root(coco=0, vaw=0, captions=photos, seed=seed) / 'captions'
+        return world_root(coco=0, vaw=0, captions=world_images, seed=seed) / 'captions'
     return data_root(name, files=files, what=what)
 
 

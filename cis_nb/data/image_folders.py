@@ -30,9 +30,11 @@ class Skipped(dict):
     "What was left out: reason -> names."
 
     def add(self, reason: str, name):
+        "Note a name under its reason; bytes that are no text are escaped."
         self.setdefault(reason, []).append(str(name).encode('utf8', 'backslashreplace').decode())
 
     def counts(self) -> dict:
+        "Reason -> number of names."
         return {reason: len(names) for reason, names in self.items()}
 
     def table(self) -> pd.DataFrame:
@@ -51,6 +53,7 @@ class Place(NamedTuple):
     size: int = -1  # bytes; -1: to the end
 
     def read(self) -> bytes:
+        "The bytes of the image, from its file or from within its tar."
         with open(self.file, 'rb') as f:
             f.seek(self.start)
             return f.read(self.size)

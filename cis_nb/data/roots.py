@@ -96,7 +96,7 @@ WORLD_VERSIONS = {
     'fashioniq': WorldVersion('cis_nb.world.fashioniq:fashioniq_root', ('queries',), 1500, folder='fashioniq'),
     'mit_states': WorldVersion('cis_nb.world.composed:composed_root', ('mitstates',), 6),
     'domain_conversion': WorldVersion('cis_nb.world.domains:domain_root', ('per_class',), 12, folder='domains'),
-    'object_composition': WorldVersion('cis_nb.world.domains:composition_root', ('pictures',), 600, folder='coco'),
+    'object_composition': WorldVersion('cis_nb.world.domains:composition_root', ('images',), 600, folder='coco'),
     'coco_captions': WorldVersion('cis_nb.world.positives:positives_root', ('images',), 300, folder='coco'),
     'lrvsf': WorldVersion('cis_nb.world.lrvsf:lrvsf_root', ('test',), 300, folder='lrvsf'),
 }

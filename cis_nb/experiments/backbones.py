@@ -114,12 +114,12 @@ def backbone_words(runs: dict, titles: dict, training_seed: int, n: int = 200, s
 def combiner_and_sum(
     at: GenecisTasks,
     given: dict,  # the settings of the training
-    photos: int,  # of the world, to learn from
+    world_images: int,  # of the world, to learn from
     seeds: list,
     seed: int = 0,  # of the intervals
 ) -> tuple:  # rankings, folders of the runs
     "GeneCIS rankings of Image + Text and of Combiners with several seeds, on the backbone of `at`."
-    learned_from = corpus(given['data'], photos, 0, at.model.image_size)
+    learned_from = corpus(given['data'], world_images, 0, at.model.image_size)
     runs = {s: train_variant(learned_from, given | dict(seed=s), at.model) for s in seeds}
     combiners = [variant_rankings('combiner', r, at, s, given['device']) for s, r in runs.items()]
     return pd.concat([sum_rankings(at, seed), *combiners], ignore_index=True), list(runs.values())

@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from IPython.display import HTML
+from .. import api
 from ..api import method_style
 from ..benchmarks.genecis import TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
@@ -32,7 +33,6 @@ from cis_nb.experiments.comparison import (
     hits,
     of_seed,
     seeds,
-    TASK_LABELS,
     verdict,
     interval_envelope,
 )
@@ -100,7 +100,7 @@ DATA = {
     'N02 N03 N04': 'published backbones and the real benchmarks; LinCIR is implemented',
 }
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #25236102
 def by_claim(table: dict) -> dict:  # claim -> what
     "The same, one entry per claim."
     return {i: what for what, ids in table.items() for i in ids.split()}
@@ -184,7 +184,9 @@ def sum_beats_parts_on_three(run) -> list:
     "G02: on each task but Focus Attribute."
     three = [t for t in TASKS if t in set(run.per_query.task) and t != 'focus_attribute']
     return [
-        c for t in three for c in _against(run, 'image_text', ['image_only', 'text_only'], [t], f'{TASK_LABELS[t]}, ')
+        c
+        for t in three
+        for c in _against(run, 'image_text', ['image_only', 'text_only'], [t], f'{api.task_title(t)}, ')
     ]
 
 
@@ -210,7 +212,7 @@ def mined_is_best(run) -> list:
 def mined_leads_everywhere(run) -> list:
     "G05: on each task, above the best of the others."
     return [
-        c for t in TASKS for c in _against(run, 'combiner', [strongest(run, GENERAL, t)], [t], f'{TASK_LABELS[t]}, ')
+        c for t in TASKS for c in _against(run, 'combiner', [strongest(run, GENERAL, t)], [t], f'{api.task_title(t)}, ')
     ]
 
 
@@ -235,7 +237,7 @@ def mined_leads_on_cirr(run) -> Outcome:
 # %% ../../nbs/05b_experiments/08_claims.ipynb #78f377c4
 def solutions_win(run) -> Outcome:
     "G07: the solution made for a task beats the general method on most tasks."
-    found = [c for t in TASKS for c in _against(run, 'task_specific', ['combiner'], [t], f'{TASK_LABELS[t]}, ')]
+    found = [c for t in TASKS for c in _against(run, 'task_specific', ['combiner'], [t], f'{api.task_title(t)}, ')]
     said = [verdict(c) for c in found]
     return Outcome(
         effect(found),
@@ -293,7 +295,7 @@ def sizes(run) -> Outcome:
     }
     if not any(right.values()):
         raise ValueError(f'no gallery of {", ".join(TASKS)}; name one in `tasks`, with `templates` of at least 1')
-    words = [f'{TASK_LABELS[t]}: {size[t]} images in {sum(r):,} of {len(r):,}' for t, r in right.items() if r]
+    words = [f'{api.task_title(t)}: {size[t]} images in {sum(r):,} of {len(r):,}' for t, r in right.items() if r]
     return Outcome('; '.join(words), 'reproduced' if all(map(all, right.values())) else 'not reproduced')
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #8a329adf
@@ -381,7 +383,7 @@ def focus_is_symmetric(run, folder) -> Outcome:
     }
     right = all((v == 100) if t.startswith('focus') else (v == 0) for t, v in share.items())
     return Outcome(
-        'still valid: ' + '; '.join(f'{TASK_LABELS[t]} {v:.0f} %' for t, v in share.items()),
+        'still valid: ' + '; '.join(f'{api.task_title(t)} {v:.0f} %' for t, v in share.items()),
         'reproduced' if right else 'not reproduced',
     )
 
@@ -437,7 +439,7 @@ def tests(run, folder, composed=None) -> dict:  # claim -> test, tasks that it n
 def judge_one(test, there: set, needs=()) -> Outcome:
     "The outcome of one test; of one that only compares, all comparisons have to hold."
     try:
-        if missing := [TASK_LABELS[t] for t in needs if t not in there]:
+        if missing := [api.task_title(t) for t in needs if t not in there]:
             raise ValueError(f'no usable queries of {", ".join(missing)}')
         r = test()
         if isinstance(r, str):

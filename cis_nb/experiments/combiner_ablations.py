@@ -33,7 +33,8 @@ from cis_nb.methods.combiner import (
     read_combiner,
 )
 from ..mining.captions import read_relations, relation_shards
-from ..mining.triplets import concreteness, sample_triplets
+from ..mining.concreteness import concreteness
+from ..mining.triplets import sample_triplets
 from ..retrieval.protocol import RESULT_COLUMNS
 from ..train import FREE, LOOP, settings
 from ..training.loop import train
@@ -52,13 +53,13 @@ class RelationCorpus:
 @lru_cache(maxsize=4)
 def corpus(
     data: str = 'world',  # or a folder of photographs with captions
-    photos: int = 300,
+    world_images: int = 300,
     seed: int = 0,
     size: int = 64,
 ) -> RelationCorpus:  # the first two of these: of the world
     "A corpus, its captions read on first use."
     tools = language_tools(data)
-    root = captions_root(data, photos, seed)
+    root = captions_root(data, world_images, seed)
     folder = relation_shards(root, tools, captions='all', attributes=True)
     t, table = read_relations(folder), read_photos(root).table
     opening = dict(zip(table.key, table.captions.str[0]))
@@ -130,7 +131,7 @@ def objective_on(c: RelationCorpus, p: CombinerConfig, backbone, after=None) -> 
 def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:  # the folder of a run
     "The run of a variant: from the store, continued, or begun."
     p = settings(OURS | given)
-    loop = {k: getattr(p, k) for k in LOOP if hasattr(p, k)}
+    loop = p.model_dump(include=set(LOOP))
     return stored(
         'run',
         f'{p.backbone}-variant',

@@ -26,7 +26,7 @@ BRIEF = dict(
     cirr=dict(method='combiner', triplets='cirr', cirr=60),
     lincir=dict(
         method='lincir',
-        photos=60,
+        world_images=60,
         cirr=60,
         width=128,
         lr=1e-3,
@@ -60,6 +60,7 @@ class Entry:
 
     @property
     def backbone(self):
+        "The backbone that the method owns."
         return self.method.backbone
 
 

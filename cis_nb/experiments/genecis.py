@@ -122,6 +122,7 @@ class GenecisTasks:
 
     @property
     def tasks(self) -> dict:  # (draw, task) -> Task
+        "The tasks of all draws of the templates."
         return tasks_by_draw(self.benchmarks)
 
 
@@ -147,6 +148,7 @@ class GenecisRun(MatrixRun):
 
     @property
     def tasks(self) -> dict:  # (draw, task) -> Task
+        "The tasks of all draws of the templates."
         return tasks_by_draw(self.benchmarks)
 
 

@@ -44,16 +44,9 @@ from ..methods.combiner import held_out, triplet_folder
 from ..methods.lincir import corpus_of
 from ..mining.captions import read_relations, relation_shards
 from ..mining.corpora import Corpus
-from cis_nb.mining.triplets import (
-    PARTNER_CHOICES,
-    concreteness,
-    rate_heads,
-    read_triplets,
-    sample_triplets,
-    triplet_scores,
-)
-from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_rows
-from ..retrieval.statistics import bootstrap_ci
+from ..mining.concreteness import concreteness, rate_heads, triplet_scores
+from ..mining.triplets import PARTNER_CHOICES, read_triplets, sample_triplets
+from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_row, result_rows
 from ..train import settings
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #75c5f0b0
@@ -71,9 +64,9 @@ class PhotoRelations:
         return self.table[self.table.split == split]
 
 
-def photo_relations(data: str, photos: int, size: int, captions: str = 'all') -> PhotoRelations:
+def photo_relations(data: str, world_images: int, size: int, captions: str = 'all') -> PhotoRelations:
     "The relations in the `first` or in `all` captions of a folder, read on first use; squares of `size` pixels."
-    found, parser = captioned_photos(data, photos, size), language_tools(data)
+    found, parser = captioned_photos(data, world_images, size), language_tools(data)
     table = read_relations(relation_shards(found.root, parser, captions=captions, attributes=True))
     return PhotoRelations(found, table, concreteness(parser), folder_images(found.root, size))
 
@@ -381,10 +374,9 @@ def recall_rows(ranked: pd.DataFrame, protocols: dict, kinds: list, seed: int = 
     metric, rows = dict(rank='recall', any_rank='recall, any target'), []
     for p, m, (k, rank, kind) in product(protocols, ranked.method.unique(), wanted):
         t = select_lines(ranked, p, [m], kind)
-        _, low, high = bootstrap_ci(100.0 * (t[rank] <= k), seed=seed, families=t.reference)
-        about = dict(labels, task=f'{p} partners: {kind}', method=m, seed=seed, metric=metric[rank], k=k)
-        scores = dict(value=100 * (t[rank] <= k).mean(), ci_low=low, ci_high=high, n=t.query_id.nunique())
-        rows.append(about | scores | dict(protocol=protocols[p].id))
+        about = dict(labels, task=f'{p} partners: {kind}', method=m, metric=metric[rank], k=k, protocol=protocols[p].id)
+        row = result_row(t[rank] <= k, seed, families=t.reference, **about)
+        rows.append(row | dict(n=t.query_id.nunique()))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
 

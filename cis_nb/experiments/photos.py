@@ -41,7 +41,7 @@ from ..core.store import manifest
 from ..data.datasets import captions_root, data_name
 from ..data.image_folders import Place
 from ..data.packed import PhotoPairs, evaluation_photos, open_photo
-from ..retrieval.protocol import RESULT_COLUMNS, Protocol
+from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..retrieval.statistics import bootstrap_ci, paired_bootstrap
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #d0a0434f
@@ -71,9 +71,9 @@ class CaptionedPhotos:
         return 'val' if 'val' in self.held_out.splits else self.held_out.split
 
 
-def captioned_photos(data: str, photos: int, size: int) -> CaptionedPhotos:
+def captioned_photos(data: str, world_images: int, size: int) -> CaptionedPhotos:
     "The folder `data`, or `photos` scenes of the drawn world; packed as squares of `size` pixels on first use."
-    root = captions_root(data, photos)
+    root = captions_root(data, world_images)
     held_out = evaluation_photos(root, size)
     table = pd.read_parquet(held_out.folder / 'photos.parquet').set_index('key')
     return CaptionedPhotos(data_name(data, root), root, held_out, table)
@@ -220,9 +220,8 @@ def precision_rows(precisions: dict, kinds: list, protocol: Protocol, seed: int 
     for m, p in precisions.items():
         for task, among in [*((k, [k]) for k in kinds), ('all', kinds)]:
             v = p[p.index.get_level_values('kind').isin(among)]
-            value, low, high = bootstrap_ci(v, seed=seed)
-            about = dict(labels, benchmark=protocol.benchmark, task=task, method=m, seed=seed, metric='precision', k=10)
-            rows.append(about | dict(value=value, ci_low=low, ci_high=high, n=len(v), protocol=protocol.id))
+            about = dict(labels, benchmark=protocol.benchmark, task=task, method=m, metric='precision', k=10)
+            rows.append(result_row(v, seed, scale=1, protocol=protocol.id, **about))
     return pd.DataFrame(rows, columns=RESULT_COLUMNS)
 
 

@@ -33,7 +33,7 @@ from ..train import settings
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #376f3356
 BRIEF_BASE = dict(
     method='lincir',
-    photos=60,
+    world_images=60,
     cirr=60,
     steps=30,
     batch_size=32,

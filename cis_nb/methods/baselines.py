@@ -60,7 +60,6 @@ class FeatureMethod:
 
     name: str
     title: str = ''  # in tables
-    uses: tuple = ('image', 'text')
     backbone: object = None
     read: TextMemory = None  # shared by methods of the same backbone; its own if not given
     run: str = ''  # of a trained method: the name of its run
@@ -148,18 +147,19 @@ class RandomScores(FeatureMethod):
 class BaselinePlugin(Plugin):
     "A baseline as the book knows it."
 
-    def __init__(self, name: str, title: str, color: str, paper_row: str = ''):
-        self.name, self.title, self.color, self.paper_row = name, title, color, paper_row
+    def __init__(self, name: str, title: str, color: str, paper_row: str = '', reads_text: bool = True):
+        self.name, self.title, self.color = name, title, color
+        self.paper_row, self.reads_text = paper_row, reads_text
 
     def untrained(self, backbone, seed: int = 0):
         return method(self.name, backbone, seed)
 
 
-IMAGE_ONLY = BaselinePlugin('image_only', 'Image only', 'blue')
+IMAGE_ONLY = BaselinePlugin('image_only', 'Image only', 'blue', reads_text=False)
 TEXT_ONLY = BaselinePlugin('text_only', 'Text only', 'orange')
 IMAGE_TEXT = BaselinePlugin('image_text', 'Image + Text', 'green', 'image+text')
 IMAGE_TEXT_NORMALISED = BaselinePlugin('image_text_normalised', 'Image + Text (unit vectors)', 'sky')
-RANDOM_SCORES = BaselinePlugin('random_scores', 'Random scores', 'grey')
+RANDOM_SCORES = BaselinePlugin('random_scores', 'Random scores', 'grey', reads_text=False)
 
 # %% ../../nbs/04b_methods/00_baselines.ipynb #96aa5373
 def methods(backbone=None, seed=0, read: TextMemory = None) -> dict:  # name -> method
@@ -167,10 +167,10 @@ def methods(backbone=None, seed=0, read: TextMemory = None) -> dict:  # name -> 
     shared = dict(backbone=backbone, read=read or TextMemory(backbone))
     normalised = partial(image_text, normalise=True)
     found = [
-        FusionMethod(name='image_only', fuse=image_only, uses=('image',), **shared),
-        FusionMethod(name='text_only', fuse=text_only, uses=('text',), **shared),
+        FusionMethod(name='image_only', fuse=image_only, **shared),
+        FusionMethod(name='text_only', fuse=text_only, **shared),
         FusionMethod(name='image_text', fuse=image_text, **shared),
-        RandomScores(name='random_scores', uses=(), seed=seed, **shared),
+        RandomScores(name='random_scores', seed=seed, **shared),
         FusionMethod(name='image_text_normalised', fuse=normalised, **shared),
     ]
     return {m.name: replace(m, title=api.get('method', m.name).title) for m in found}

@@ -81,6 +81,7 @@ class Combiner(nn.Module):
             nn.init.zeros_(self.correct[-1].bias)
 
     def forward(self, x, e):  # reference (B,D), condition (B,D) -> q (B,D) of length one
+        "The query: both features weighted by a learned share s in (0,1), and a learned correction."
         if self.normalise_inputs:
             x, e = F.normalize(x, dim=-1), F.normalize(e, dim=-1)
         z = torch.cat([self.read(e), self.see(x)], 1)  # (B,2P)
@@ -211,6 +212,7 @@ class PartiallyFrozen(nn.Module):
             p.requires_grad_(tower_of(n) in self.trained_towers)
 
     def train(self, mode: bool = True):
+        "Training mode for the towers that train; the rest, and batch norm with `bn_mode` eval, keep their statistics."
         super().train(False)
         for n, m in self.backbone.model.named_modules():
             rests = isinstance(m, nn.modules.batchnorm._BatchNorm) and self.bn_mode == 'eval'
@@ -281,6 +283,7 @@ class CombinerLoss(CombinerBatches):
     name, betas = 'combiner', (0.9, 0.999)
 
     def see(self, seen):
+        "Raw features (B,D) of images: encoded where the tower trains, else those of the store."
         return (
             self.backbone.encode_image(self.backbone.normalise(seen))
             if self.seen.live
@@ -288,9 +291,11 @@ class CombinerLoss(CombinerBatches):
         )
 
     def read(self, texts):
+        "Raw features (B,D) of conditions: encoded where the tower trains, else those of the store."
         return self.backbone.encode_text(texts) if self.words is None else texts.to(self.backbone.device)
 
     def loss(self, batch):
+        "The contrastive loss of a batch, references and targets and perhaps distractors stacked as (2B or 3B,·)."
         x, e = self.see(batch[0]), self.read(batch[1])
         ref, target, *far = x.chunk(3 if 'far' in self.others else 2)
         others = [dict(ref=ref, far=far[0] if far else None)[k] for k in self.others]
@@ -393,7 +398,7 @@ class CombinerConfig(TrainingConfig):
     "A Combiner's own parameters."
 
     triplets: Literal['mined', 'cirr'] = Field('mined', description="mined from captions, or CIRR's training split")
-    photos: int = Field(300, ge=1, description='images of the world whose captions are mined')
+    world_images: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
     attributes: bool = Field(False, description='mine attributes as well as relations')
@@ -433,7 +438,7 @@ RULE = ('filter', 'threshold', 'lookup', 'modifiers', 'literal', 'partner')  # h
 def triplet_folder(c: CombinerConfig) -> Path:
     "The mined triplets of the configuration."
     return mine_triplets(
-        captions_root(c.data, c.photos),
+        captions_root(c.data, c.world_images),
         c.samples,
         seed=c.seed,
         n_val=c.val_samples,
@@ -481,7 +486,7 @@ def training_data(c: CombinerConfig, size: int) -> TripletData:
         return cirr_triplets(c, tasks)
     table, images = (
         pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
-        folder_images(captions_root(c.data, c.photos), size),
+        folder_images(captions_root(c.data, c.world_images), size),
     )
     rule = f'{c.filter} {c.threshold}, {c.partner}' + (', attributes' if c.attributes else '')
     val = held_out(table[table.split == 'val'], images, Path(c.data).name, rule)
@@ -527,7 +532,7 @@ class CombinerPlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         found = []
         if config.triplets == 'mined':
-            photos = packed_folder(captions_root(config.data, config.photos), backbone.image_size) / 'photos.json'
+            photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'photos.json'
             found += [triplet_folder(config), json.loads(photos.read_text())['key']]
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
         for b in (load_cirr(cirr_root(config.data, config.cirr), s) for s in splits):
@@ -553,10 +558,12 @@ class Encoding(CombinerLoss):
         self.data = index_triplets(table, self.seen.index)
 
     def see(self, seen):
+        "As its parent, without gradients."
         with torch.no_grad():
             return super().see(seen)
 
     def read(self, texts):
+        "As its parent, without gradients."
         with torch.no_grad():
             return super().read(texts)
 

@@ -25,8 +25,7 @@ from ..core.plotting import page, show_grid
 from ..data.augmentation import random_shift_brightness
 from ..data.datasets import image_text_pairs
 from .baselines import method
-from ..retrieval.protocol import RESULT_COLUMNS, Protocol
-from ..retrieval.statistics import bootstrap_ci
+from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..training.loop import BaseObjective
 from ..training.validation import Evaluation, run_folder
 
@@ -141,22 +140,9 @@ def probe_rows(found: dict, data: str, seed: int = 0, **labels) -> tuple:
     }
     for task, v in found.items():
         protocols.append(Protocol(benchmark=name, gallery=candidates.get(task, 'the prompts of the probe'), extra=task))
-        value, low, high = bootstrap_ci(100 * v, seed=seed)
-        rows.append(
-            dict(
-                labels,
-                benchmark=name,
-                task=task,
-                seed=seed,
-                metric='auc' if task == 'presence' else 'recall',
-                k=1,
-                value=value,
-                ci_low=low,
-                ci_high=high,
-                n=len(v),
-                protocol=protocols[-1].id,
-            )
-        )
+        metric = 'auc' if task == 'presence' else 'recall'
+        about = dict(labels, benchmark=name, task=task, metric=metric, k=1, protocol=protocols[-1].id)
+        rows.append(result_row(v, seed, **about))
     return pd.DataFrame(rows, columns=RESULT_COLUMNS), protocols
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #f51a5563

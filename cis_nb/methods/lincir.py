@@ -199,7 +199,7 @@ class LinCIRConfig(TrainingConfig):
     corpus: str = Field(
         'world', description='captions: world, text files, folders of images with captions; several with +'
     )
-    photos: int = Field(300, ge=1, description='images of the world whose captions are used')
+    world_images: int = Field(300, ge=1, description='images of the world whose captions are used')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
     keys: Literal[*KEYS] = Field('published', description='definition of a keyword')
     masking: Literal[*MASKINGS] = Field('runs', description='which keywords are replaced')
@@ -220,13 +220,13 @@ class LinCIRConfig(TrainingConfig):
 
 def corpus_of(c: LinCIRConfig) -> Path:
     "The folder of the masked captions of a configuration."
-    return corpus_folder(c.corpus, c.parser, c.keys, c.photos)
+    return corpus_folder(c.corpus, c.parser, c.keys, c.world_images)
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #d46be97f
 def caption_image_features(backbone, c: LinCIRConfig, n: int) -> np.ndarray:  # (n,D)
     "Features of the image of each of the n captions of the corpus; raises ValueError for a corpus without images."
     source = sources_of(c.corpus)
-    root = captions_root(source[0], c.photos, files=True, what='corpus')
+    root = captions_root(source[0], c.world_images, files=True, what='corpus')
     if len(source) > 1 or root.is_file():
         raise ValueError(
             f"supervision 'image': corpus {c.corpus!r} has no images; give world, or one folder of images with captions"

@@ -55,7 +55,7 @@ class Pic2Word(PseudoWordObjective):
 class Pic2WordConfig(TrainingConfig):
     "Pic2Word's own parameters."
 
-    photos: int = Field(300, ge=1, description='images of the world to train on')
+    world_images: int = Field(300, ge=1, description='images of the world to train on')
     prompt: Prompt = Field(PROMPT, description='prompt of a query: `$` is the reference, {condition} the text')
     width: int = Field(0, ge=0, description='hidden width of the mapping network; 0: 512, as published')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
@@ -68,18 +68,18 @@ class Pic2WordPlugin(Plugin):
     reading = PSEUDO_WORD_READING
 
     def inputs(self, backbone, config) -> list:
-        images = training_images(backbone, config.data, config.photos)
+        images = training_images(backbone, config.data, config.world_images)
         return [images.key, load_cirr(cirr_root(config.data, config.cirr)).key]
 
     def objective(self, backbone, config) -> Pic2Word:
         torch.manual_seed(config.seed)
         mapper = Mapper(backbone.D, backbone.W, config.width or 512).to(backbone.device)
-        features = training_image_features(backbone, config.data, config.photos)
+        features = training_image_features(backbone, config.data, config.world_images)
         tasks = {'cirr': load_cirr(cirr_root(config.data, config.cirr))}
         return Pic2Word(backbone, mapper, features, tasks, config.prompt, config.pretrained)
 
     def pieces(self, objective, config) -> dict:
-        images = training_images(objective.backbone, config.data, config.photos)
+        images = training_images(objective.backbone, config.data, config.world_images)
         return {'images encoded': images.features(objective.backbone).path}
 
     def load(self, run, device='auto', backbone=None) -> PseudoWord:

@@ -194,14 +194,14 @@ class PseudoWordObjective(RetrievalValidation):
         self.phi.load_state_dict(load_pseudo_word(folder, backbone=self.backbone).phi.state_dict())
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #bfa4f7e4
-def training_images(backbone, data: str, photos: int) -> ImageSource:
+def training_images(backbone, data: str, world_images: int) -> ImageSource:
     "The images of the training split that `data` names."
-    root, size = captions_root(data, photos), stored_size(backbone.image_size)
+    root, size = captions_root(data, world_images), stored_size(backbone.image_size)
     table = pd.read_parquet(packed_folder(root, size) / 'photos.parquet', columns=['key', 'split'])
     return folder_images(root, size).only(table.query('split=="train"').key.tolist())
 
 
-def training_image_features(backbone, data: str, photos: int) -> np.ndarray:  # (N,D)
+def training_image_features(backbone, data: str, world_images: int) -> np.ndarray:  # (N,D)
     "Their features; an image that cannot be read is left out."
-    f = training_images(backbone, data, photos).features(backbone)
+    f = training_images(backbone, data, world_images).features(backbone)
     return f.array[[f.index[i] for i in f.ids]]

@@ -428,7 +428,7 @@ def searle_oti(backbone, folder, steps: int = 350, num_concepts: int = 15, promp
 class SearleConfig(TrainingConfig):
     "SEARLE's own parameters."
 
-    photos: int = Field(300, ge=1, description='images of the world to train on')
+    world_images: int = Field(300, ge=1, description='images of the world to train on')
     prompt: Prompt = Field(PROMPT, description='prompt of a query: `$` is the reference, {condition} the text')
     width: int = Field(0, ge=0, description='hidden width of φ; 0: 4D, as published')
     dropout: float = Field(0.5, ge=0, lt=1, description='dropout of φ')
@@ -450,7 +450,7 @@ class SearlePlugin(Plugin):
     reading = PSEUDO_WORD_READING
 
     def inputs(self, backbone, config) -> list:
-        images = training_images(backbone, config.data, config.photos)
+        images = training_images(backbone, config.data, config.world_images)
         phrases = phrase_sources(config.vocabulary, config.phrase_generator)
         return [images.key, *phrases, load_cirr(cirr_root(config.data, config.cirr)).key]
 
@@ -459,17 +459,17 @@ class SearlePlugin(Plugin):
         c = config
         torch.manual_seed(c.seed)
         phi = Phi(backbone.D, backbone.W, c.width, c.dropout).to(backbone.device)
-        features = training_image_features(backbone, c.data, c.photos)[: c.num_inverted_images or None]
+        features = training_image_features(backbone, c.data, c.world_images)[: c.num_inverted_images or None]
         folder = phrase_folder(c.vocabulary, c.phrase_generator, c.phrases, device=backbone.device)
         phrases = read_phrases(backbone, folder)
         near = nearest_concepts(features, concept_features(backbone, phrases.names), c.num_concepts_distillation)
-        key = training_images(backbone, c.data, c.photos).key
+        key = training_images(backbone, c.data, c.world_images).key
         words = inverted_tokens(backbone, key, features, phrases, near[:, : c.num_concepts_inversion], c)
         tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
         return Searle(backbone, phi, features, words, near, phrases, tasks, prompt=c.prompt, pretrained=c.pretrained)
 
     def pieces(self, objective, config) -> dict:
-        images = training_images(objective.backbone, config.data, config.photos)
+        images = training_images(objective.backbone, config.data, config.world_images)
         return {
             'images encoded': images.features(objective.backbone).path,
             'phrases written': objective.phrases.folder,

@@ -62,6 +62,10 @@ class AttributeSolution(FeatureMethod):
     classify: Callable = nearest_name  # which of some names an image shows
     labels: object = None  # `Labels`: annotations, appended to the features of an image
 
+    def knows(self, condition: str) -> bool:
+        "Can it rank by this condition?"
+        return True
+
     def encode_gallery(self, images):
         f = super().encode_gallery(images)
         return f if self.labels is None else self.labels.extend(f, images.ids)
@@ -80,6 +84,10 @@ class FocusAttribute(AttributeSolution):
     def __post_init__(self):
         super().__post_init__()
         self.types = {t: list(dict.fromkeys(v)) for t, v in self.types.items()}
+
+    def knows(self, condition: str) -> bool:
+        "Is it a type of the taxonomy?"
+        return condition in self.types
 
     def encode_query(self, ref, texts) -> torch.Tensor:
         "`q` (B,D): the direction of the attribute that each `ref` (B,D) shows."
@@ -144,6 +152,10 @@ class SharedObjects(FeatureMethod):
         if self.distance not in DISTANCES:
             raise ValueError(f'unknown distance {self.distance!r}; there are {", ".join(DISTANCES)}')
 
+    def knows(self, condition: str) -> bool:
+        "Is it a name of the detector's vocabulary?"
+        return condition in self.backbone.names
+
     def encode_query(self, ref, texts) -> torch.Tensor:
         "`q` (B,2C): the confidences `ref` (B,C) of the detector, and the name in the condition."
         column = {n: i for i, n in enumerate(self.backbone.names)}
@@ -173,10 +185,12 @@ class Detector:
 
     @property
     def D(self):
+        "The number of names C: a feature is a confidence for each."
         return len(self.names)
 
     @cached_property
     def fingerprint(self):
+        "Of the vocabulary and all that decides the confidences."
         return fingerprint([self.name, self.names, self.record, code_version(type(self))])
 
     def features(self, images):
@@ -392,6 +406,7 @@ class OpenDetector(Detector):
         return self.model.owlv2.text_projection(self.model.owlv2.text_model(**ids.to(self.model.device))[1])
 
     def preprocess(self, image) -> torch.Tensor:
+        "The image as OWLv2 reads it (3,H,H)."
         return self.processor(images=image.convert('RGB'), return_tensors='pt')['pixel_values'][0]
 
     def _logits(self, pixels) -> torch.Tensor:  # (B,3,H,W) -> (B,boxes,C)
@@ -449,6 +464,7 @@ class Labels:
 
     @cached_property
     def fingerprint(self) -> str:
+        "Of the labels and of the instances that have some."
         return fingerprint([self.types, list(self.column), sorted(self.row.items()), self.positive])
 
     def extend(self, f, ids) -> Labelled:
@@ -458,9 +474,11 @@ class Labels:
         return Labelled(np.concatenate([visual, positive], 1, dtype=np.float32), {i: k for k, i in enumerate(known)})
 
     def attribute(self, ref, names, vectors) -> torch.Tensor:
+        "The annotated attributes (B,C) among `names`, in place of a classifier; `ref` (B,D+L) holds the labels."
         return ref[:, [vectors.shape[1] + self.column[n] for n in names]]
 
     def object(self, ref, names, vectors) -> torch.Tensor:
+        "The annotated object (B,C) among `names`, in place of a classifier; `ref` (B,D+L) holds the labels."
         return ref[:, [vectors.shape[1] + self.column[n,] for n in names]]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #af545cda
@@ -484,11 +502,10 @@ def object_detector(root, backbone, detector='windows', device='auto') -> Detect
 
 def unknown_names(solution, task) -> str:
     "Why a solution cannot rank a task: a condition that it does not know; empty if it knows all."
-    knows = getattr(solution, 'types', None) or getattr(solution.backbone, 'names', None)
-    odd = task.queries.condition[~task.queries.condition.isin(list(knows))] if knows else []
-    if not len(odd):
+    odd = [c for c in task.queries.condition if not solution.knows(c)]
+    if not odd:
         return ''
-    return f'{len(odd)} of {len(task)} conditions are unknown to the solution, such as {odd.iloc[0]!r}'
+    return f'{len(odd)} of {len(task)} conditions are unknown to the solution, such as {odd[0]!r}'
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #0b346042
 SOLUTION_TITLES = dict(
@@ -519,7 +536,7 @@ class TaskSpecific:
     @property
     def fingerprint(self) -> str:
         "Of the settings; what is read from the data is in the fingerprint of a solution."
-        detector = getattr(self.detector, 'fingerprint', self.detector)
+        detector = self.detector if isinstance(self.detector, str) else self.detector.fingerprint
         settings = [self.name, self.backbone.fingerprint, detector, self.distance, self.types]
         return fingerprint([*settings, code_version(type(self))])
 
@@ -533,7 +550,7 @@ class TaskSpecific:
         "The solution of a task; Unsolved if there is none, without annotations, or for a name that it does not know."
         if task.task not in SOLUTIONS:
             raise Unsolved(f'{task.name}/{task.task} has no solution; there are solutions of {", ".join(SOLUTIONS)}')
-        if getattr(task, 'root', None) is None:
+        if task.root is None:
             raise Unsolved(f'{task.name}/{task.task}: `root` is missing, the folder with the annotations of its images')
         try:
             solution = self.once(task.task, task.root, lambda root: SOLUTIONS[task.task](self, root))

@@ -11,18 +11,21 @@ import numpy as np
 import pandas as pd
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #65b5af56
-def _resampled(v, family, n, rng):
-    "Means of `n` resamples of `v` (Q,), whole families at a time, a few million draws at once."
+def _resampled(v, family, n, rng, median=False):
+    "Means or medians of `n` resamples of `v` (Q,), whole families at a time, a few million draws at once."
     if not len(v) or not np.isfinite(v).all():
         raise ValueError(f'cannot resample {len(v)} values' + (' with NaN among them' if len(v) else ''))
     of = np.unique(family, return_inverse=True)[1]
     total, size = np.bincount(of, v), np.bincount(of)
 
-    def means(m):
-        return total[drawn := rng.integers(len(size), size=(m, len(size)))].sum(1) / size[drawn].sum(1)
+    def summaries(m):
+        drawn = rng.integers(len(size), size=(m, len(size)))
+        if median:
+            return [np.median(np.repeat(v, np.bincount(d, minlength=len(size))[of])) for d in drawn]
+        return total[drawn].sum(1) / size[drawn].sum(1)
 
     step = max(1, 2**22 // len(size))
-    return np.concatenate([means(min(step, n - i)) for i in range(0, n, step)])
+    return np.concatenate([summaries(min(step, n - i)) for i in range(0, n, step)])
 
 
 def bootstrap_ci(
@@ -32,15 +35,17 @@ def bootstrap_ci(
     groups=None,  # (Q,) task of each query: mean of the tasks' means
     families=None,  # (Q,) queries that are drawn together; each alone if not given
     level=0.95,
+    median: bool = False,  # instead of the mean
 ) -> tuple:  # mean, low, high
     "A mean with its percentile interval over queries."
     v, rng = np.asarray(values, float), np.random.default_rng(seed)
     family = np.arange(len(v)) if families is None else np.asarray(families)
     group = np.zeros(len(v), int) if groups is None else pd.Categorical(groups).codes  # in the order of their names
     parts = [group == g for g in np.unique(group)] if len(v) else [group == 0]
-    means = np.mean([_resampled(v[p], family[p], n, rng) for p in parts], axis=0)
+    means = np.mean([_resampled(v[p], family[p], n, rng, median) for p in parts], axis=0)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(np.mean([v[p].mean() for p in parts])), float(low), float(high)
+    value = np.mean([np.median(v[p]) if median else v[p].mean() for p in parts])
+    return float(value), float(low), float(high)
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #785afae9
 Difference = namedtuple('Difference', 'diff low high p')
@@ -64,6 +69,8 @@ def paired_bootstrap(
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #9cc14aa6
 def families_of(per_query) -> np.ndarray:  # (Q,)
-    "Queries that share a reference are one family; without a reference each is its own."
+    "Queries that share a reference, or the `family` that a table names, are one family; the others are their own."
+    if 'family' in per_query:
+        return pd.factorize(per_query.family, sort=True)[0]
     found = pd.factorize(per_query.reference)[0] if 'reference' in per_query else np.full(len(per_query), -1)
     return np.where(found < 0, found.max(initial=-1) + 1 + np.arange(len(found)), found)

@@ -289,7 +289,7 @@ def write_annotations(folder: Path, entries: list):
             public.append(entry if split == 'val' else {k: entry[k] for k in PUBLIC_FIELDS})
         write_json(folder / f'{split}.json', public)
     targets = {str(i): e['gt_img_ids'] for i, e in enumerate(splits['test'])}
-    write_json(folder / 'answers.test.json', targets)
+    write_json(folder / 'targets.test.json', targets)
 
 
 def write_gallery(folder: Path, scenes, image_ids, seed: int):

@@ -425,7 +425,7 @@ _FREE_ADD = (('add {thing}', 'put {thing} there'), ('there is also {thing}', 'th
 FREE_EDIT_SENTENCES = EDIT_SENTENCES | {'add': _FREE_ADD}  # of a free group
 RELATION_WORDS = {(1, 0): 'to the right of', (-1, 0): 'to the left of', (0, 1): 'below', (0, -1): 'above'}
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #a4b99e7a
 def cell_step(c: int, other: int) -> tuple:
     "From cell `other` to cell `c`: columns and rows."
     return c % 2 - other % 2, c // 2 - other // 2
@@ -664,7 +664,7 @@ def write_cirr_annotations(folder, split, found, kinds, files):
     public = found
     if split == 'test1':
         public = [without_targets(e) for e in found]
-        write_json(folder / 'answers.test1.json', {str(e['pairid']): e['target_hard'] for e in found})
+        write_json(folder / 'targets.test1.json', {str(e['pairid']): e['target_hard'] for e in found})
     write_json(folder / f'captions/cap.rc2.{split}.json', public)
     write_json(folder / f'image_splits/split.rc2.{split}.json', files)
     write_json(folder / f'kinds.{split}.json', kinds)

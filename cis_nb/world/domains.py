@@ -158,10 +158,10 @@ def write_composition(root: Path, n: int, seed: int = 0):
     write_json(root / 'coco/annotations/instances_val2017.json', instances)
 
 
-def composition_root(pictures: int = 600, seed: int = 0) -> Path:
+def composition_root(images: int = 600, seed: int = 0) -> Path:
     "Root folder of a world with that many scenes for object composition, written once."
 
     def build(folder):
-        write_composition(folder, pictures, seed)
+        write_composition(folder, images, seed)
 
-    return stored('world', f'composition{pictures}-s{seed}', dict(pictures=pictures, seed=seed), build)
+    return stored('world', f'composition{images}-s{seed}', dict(images=images, seed=seed), build)

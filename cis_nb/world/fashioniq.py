@@ -416,7 +416,7 @@ def write_fashioniq_split(folder: Path, category: str, split: str, garments: dic
     public = ('candidate', 'captions') if split == 'test' else ('target', 'candidate', 'captions')
     write_json(folder / f'captions/cap.{name}', [{k: e[k] for k in public} for e in entries])
     if split == 'test':
-        write_json(folder / f'captions/answers.{name}', [e['target'] for e in entries])
+        write_json(folder / f'captions/targets.{name}', [e['target'] for e in entries])
     write_json(folder / f'captions/kinds.{name}', [e['kinds'] for e in entries])
     write_json(folder / f'image_splits/split.{name}', list(garments))
     write_json(folder / f'facts.{name}', {i: g._asdict() for i, g in garments.items()})

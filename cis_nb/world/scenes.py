@@ -244,7 +244,7 @@ POSES = {'upright': (0, 10, -10), 'tilted': (40, -40), 'upside down': (180,)}  #
 SIZES = ('small', 'large')
 ATTRIBUTES = dict(color=tuple(COLORS), pattern=PATTERNS, texture=TEXTURES, pose=tuple(POSES), size=SIZES)
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #b93dfbfe
 @lru_cache(maxsize=4096)
 def pattern_mask(
     pattern,  # one of `PATTERNS`

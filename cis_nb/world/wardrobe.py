@@ -518,18 +518,22 @@ class Product:
 
     @property
     def details(self) -> tuple:
+        "Cut and detail, as far as it has them."
         return tuple(d for d in (self.cut, self.detail) if d)
 
     @property
     def caption(self) -> str:
+        "The first of its captions."
         return product_captions(self)[0]
 
     @property
     def palette(self) -> dict:
+        "Paint -> RGB."
         return product_palette(self)
 
     @property
     def period(self) -> int:
+        "The period of its pattern, in units."
         return print_period(self)
 
     def __eq__(self, other):
@@ -640,6 +644,7 @@ class ClothCache:
         self.clear()
 
     def clear(self):
+        "Forget all cloths."
         self.kept, self.used = {}, 0
 
     def __call__(self, *key):

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from made_up import MadeUp, fused
 from projects import DATA, ROOT, needs_data
 
 from cis_nb.backbones.features import image_features
@@ -27,37 +27,9 @@ from cis_nb.benchmarks.cirr import (
     score_cirr_submission,
     write_cirr_submission,
 )
-from cis_nb.methods.baselines import FusionMethod
 from cis_nb.retrieval.protocol import evaluate, evaluate_benchmark
 
 real = needs_data('cirr')
-
-
-class Dots(FusionMethod):
-    "A method whose scores are the products of raw features."
-
-    def score(self, q, gallery):
-        return (q[:, None] * gallery).sum(-1) if gallery.ndim == 3 else q @ gallery.T
-
-
-def fused(backbone):
-    return Dots(name='sum', fuse=torch.add, backbone=backbone)
-
-
-class MadeUp:
-    "A backbone of two functions."
-
-    fingerprint = 'made-up'
-
-    def __init__(self, see, read, name='made-up'):
-        self.see, self.read, self.name = see, read, name
-
-    def features(self, images):
-        array = np.stack([self.see(i) for i in images.ids])
-        return SimpleNamespace(array=array, index={i: j for j, i in enumerate(images.ids)})
-
-    def encode_text(self, texts):
-        return torch.tensor(np.stack([self.read(t) for t in texts]))
 
 
 def features(seed, dim=16, levels=None):
@@ -228,7 +200,7 @@ def test_random_features_on_the_released_queries(tmp_path):
 @real
 def test_the_released_test_split_is_read_ranked_and_refused(tmp_path):
     c = read_cirr(DATA, 'test1')
-    assert (len(c.entries), len(c.files), c.answers) == (4148, 2315, {})
+    assert (len(c.entries), len(c.files), c.targets) == (4148, 2315, {})
     with pytest.raises(ValueError, match='only its server has them'):
         load_cirr(DATA, 'test1')
     with pytest.raises(FileNotFoundError, match='NLVR2'):
@@ -370,15 +342,15 @@ def test_answers_beside_a_secret_split(tmp_path):
     entries, files = small_set(tmp_path, 1, split='test1')
     bare = [{k: v for k, v in e.items() if not k.startswith('target')} for e in entries]
     put(tmp_path, bare, files, 'test1')
-    assert read_cirr(tmp_path, 'test1').answers == {}
+    assert read_cirr(tmp_path, 'test1').targets == {}
     right = {str(e['pairid']): e['target_hard'] for e in entries}
-    (path := tmp_path / 'cirr/answers.test1.json').write_text(json.dumps(right))
-    assert read_cirr(tmp_path, 'test1').answers == right and len(load_cirr(tmp_path, 'test1', images=False)) == len(
+    (path := tmp_path / 'cirr/targets.test1.json').write_text(json.dumps(right))
+    assert read_cirr(tmp_path, 'test1').targets == right and len(load_cirr(tmp_path, 'test1', images=False)) == len(
         entries
     )
     for wrong in ({}, [], {**right, '3': 'nowhere'}, {**right, '3': entries[0]['reference']}, {**right, '3': ['x']}):
         path.write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match='answers.test1.json: the target of pair 3'):
+        with pytest.raises(ValueError, match='targets.test1.json: the target of pair 3'):
             read_cirr(tmp_path, 'test1')
 
 

@@ -22,7 +22,6 @@ from cis_nb.benchmarks.coco_captions import (
     evaluate_rankings,
     split_folds,
     expected_by_chance,
-    measure_queries,
     locate_images,
     plain_ground_truth,
     restrict_to_images,
@@ -31,6 +30,7 @@ from cis_nb.benchmarks.coco_captions import (
     read_split_ids,
     read_ground_truth,
 )
+from cis_nb.retrieval.metrics import METRICS
 from cis_nb.world.captions import scene_captions, draw_twin
 from cis_nb.world.positives import stated_facts, coco_scenes, true_facts, positives_root, true_images
 from cis_nb.world.scenes import ATTRIBUTES, PLACES, draw_scene
@@ -112,7 +112,7 @@ def test_ties_are_lost(seed):
 @settings(max_examples=100, deadline=None)
 def test_measures_of_ranks(places):
     ranked, right = list(range(1, 41)), set(places)
-    assert [measure_queries(np.array([[*places, 0]]), *m)[0] for m in CAPTION_MEASURES] == pytest.approx(
+    assert [METRICS[m](np.array([[*places, 0]]), k)[0] for m, k in CAPTION_MEASURES] == pytest.approx(
         slowly(ranked, right)
     )
 
@@ -120,8 +120,8 @@ def test_measures_of_ranks(places):
 def test_what_a_guess_finds_is_the_mean_over_all_orders():
     for G, R in ((5, 2), (6, 3), (4, 1), (3, 3)):
         r = np.array(list(combinations(range(1, G + 1), R)))
-        for m in CAPTION_MEASURES:
-            assert expected_by_chance([R], G, *m) == pytest.approx(measure_queries(r, *m).mean())
+        for m, k in CAPTION_MEASURES:
+            assert expected_by_chance([R], G, m, k) == pytest.approx(METRICS[m](r, k).mean())
 
 
 def test_the_parts_of_coco_1k_are_the_mean_of_five_small_sets():

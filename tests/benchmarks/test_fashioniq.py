@@ -241,17 +241,17 @@ def test_a_test_split_is_asked_only_where_its_answers_are(tmp_path):
     )
     with pytest.raises(ValueError, match='has no public targets; evaluate on val'):
         load_fashioniq(tmp_path, split='test', images=False)
-    answers = tmp_path / 'captions/answers.dress.test.json'
+    targets = tmp_path / 'captions/targets.dress.test.json'
     for wrong, why in (
         (['B1'], 'expected a list of 3 targets'),
         ({'0': 'B1'}, 'expected a list of 3 targets'),
-        (['B1', 'B2', 'B99'], 'answers.dress.test.json, entry 2: target'),
+        (['B1', 'B2', 'B99'], 'targets.dress.test.json, entry 2: target'),
         (['B0', 'B2', 'B4'], 'entry 0: the target is the candidate'),
     ):
-        answers.write_text(json.dumps(wrong))
+        targets.write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match=why):
             read_fashioniq(tmp_path, split='test')
-    answers.write_text(json.dumps(['B1', 'B2', 'B4']))
+    targets.write_text(json.dumps(['B1', 'B2', 'B4']))
     assert load_fashioniq(tmp_path, split='test', images=False).queries.targets.tolist() == [['B1'], ['B2'], ['B4']]
 
 

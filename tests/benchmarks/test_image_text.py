@@ -71,9 +71,7 @@ def test_rows_are_the_books_rows():
     owner = np.repeat(np.arange(30), 2)
     x = rng.normal(size=(30, 8))
     p = R.retrieval_protocols(30, 60, 'test', 'toy')
-    rows = R.caption_retrieval(
-        x, x[owner], owner, p, n=50, method='perfect', benchmark='toy', backbone='none', profile=''
-    )
+    rows = R.caption_retrieval(x, x[owner], owner, p, method='perfect', benchmark='toy', backbone='none', profile='')
     assert (
         list(rows.columns) == RESULT_COLUMNS
         and (rows[rows.metric == 'recall'].value == 100).all()

@@ -53,7 +53,7 @@ def root(tmp_path):
             for i in range(N)
         ]
         if split == 'test1':
-            (cirr / 'answers.test1.json').write_text(json.dumps({str(e['pairid']): e['target_hard'] for e in E}))
+            (cirr / 'targets.test1.json').write_text(json.dumps({str(e['pairid']): e['target_hard'] for e in E}))
             E = [{k: v for k, v in e.items() if k not in ('target_hard', 'target_soft')} for e in E]
         (cirr / f'captions/cap.rc2.{split}.json').write_text(json.dumps(E))
         (cirr / f'image_splits/split.rc2.{split}.json').write_text(
@@ -217,7 +217,7 @@ def test_the_submission_is_what_the_server_takes(run):
         assert (
             s['metric'] == kind
             and all(len(s[str(e['pairid'])]) == n for e in c.entries)
-            and s['0'][0] == c.answers['0']
+            and s['0'][0] == c.targets['0']
         )
 
 

@@ -54,7 +54,7 @@ def run_chapter(tmp_path, monkeypatch, **params):
     papermill.execute_notebook(
         str(project_root() / 'nbs' / '06_evaluation/photos.ipynb'),
         str(report / 'notebook.ipynb'),
-        dict(pictures=2, index_sizes=[1000], **params),
+        dict(shown_queries=2, index_sizes=[1000], **params),
         kernel_name='python3',
         progress_bar=False,
     )

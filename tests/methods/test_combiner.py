@@ -329,7 +329,7 @@ def test_cirr_teaches_and_judges(cirr, monkeypatch):
 
 @pytest.mark.e2e
 def test_mined_triplets_teach_and_the_page_has_its_parts(tmp_path):
-    given = dict(method='combiner', photos=120, cirr=30, samples=300, val_samples=20, steps=2, batch_size=8)
+    given = dict(method='combiner', world_images=120, cirr=30, samples=300, val_samples=20, steps=2, batch_size=8)
     given |= dict(device='cpu', dtype='float32')
     run, o = T.train_or_load(T.settings(given)), T.make_objective(T.settings(given))
     assert list(o.tasks) == ['cirr', 'triplets'] and o.metric == 'cirr R@1' and len(o.data) == 300
@@ -355,7 +355,9 @@ def test_mined_triplets_teach_and_the_page_has_its_parts(tmp_path):
 
 @pytest.mark.e2e
 def test_how_triplets_are_drawn_is_asked_for_by_the_training():
-    p = T.settings(dict(method='combiner', photos=60, samples=80, val_samples=1, captions='all', validation='cirr'))
+    p = T.settings(
+        dict(method='combiner', world_images=60, samples=80, val_samples=1, captions='all', validation='cirr')
+    )
 
     def of(**change):
         return pd.read_parquet(C.triplet_folder(p.model_copy(update=change)) / 'triplets.parquet').condition

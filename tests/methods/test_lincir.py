@@ -118,7 +118,7 @@ def test_training_is_the_same_after_a_kill(store):
     from cis_nb.training.loop import train
 
     p = settings(
-        dict(method='lincir', steps=6, batch_size=16, photos=40, width=32, cirr=60, device='cpu', eval_every=2)
+        dict(method='lincir', steps=6, batch_size=16, world_images=40, width=32, cirr=60, device='cpu', eval_every=2)
     )
 
     def run(folder, **kw):
@@ -160,7 +160,7 @@ def test_the_default_for_a_published_backbone_is_lincir():
 def test_a_traced_tower_gives_the_same_loss(store):
     from cis_nb.train import make_objective, settings
 
-    p = dict(method='lincir', photos=60, cirr=30, width=32, dropout=0.0, noise='none')
+    p = dict(method='lincir', world_images=60, cirr=30, width=32, dropout=0.0, noise='none')
 
     def loss(**kw):
         o = make_objective(settings(p | kw))

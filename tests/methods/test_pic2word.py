@@ -8,7 +8,7 @@ from cis_nb.methods.pic2word import Pic2Word, Pic2WordConfig
 from cis_nb.methods.pseudo_words import Mapper
 
 
-@pytest.mark.parametrize('wrong', [dict(prompt='a photo of it'), dict(photos=0), dict(width=-1), dict(cirr=0)])
+@pytest.mark.parametrize('wrong', [dict(prompt='a photo of it'), dict(world_images=0), dict(width=-1), dict(cirr=0)])
 def test_parameters_out_of_bounds_are_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         Pic2WordConfig(**wrong)

@@ -37,7 +37,7 @@ def test_training_is_the_same_after_a_stop(store, name, more):
             batch_size=16,
             lr=1e-3,
             warmup=0,
-            photos=60,
+            world_images=60,
             cirr=30,
             eval_every=2,
             log_every=1,
@@ -68,7 +68,7 @@ def test_training_is_the_same_after_a_stop(store, name, more):
 
 @pytest.mark.parametrize('name', ['lincir', 'pic2word', 'searle'])
 def test_what_a_run_is_called_costs_no_look_at_a_picture(store, monkeypatch, name):
-    p = params_of(dict(method=name, photos=60, cirr=30))
+    p = params_of(dict(method=name, world_images=60, cirr=30))
 
     def never(*a, **kw):
         raise AssertionError('the name of a run was to be asked for, and something was computed')
@@ -79,7 +79,7 @@ def test_what_a_run_is_called_costs_no_look_at_a_picture(store, monkeypatch, nam
     inputs = api.get('method', name).inputs
     one = inputs(tiny, p)[0]
     assert one == inputs(tiny, p)[0]
-    assert one != inputs(tiny, p.model_copy(update=dict(photos=61)))[0]
+    assert one != inputs(tiny, p.model_copy(update=dict(world_images=61)))[0]
 
 
 def test_the_word_of_another_backbone_is_refused(tmp_path):
@@ -96,7 +96,7 @@ def test_words_from_pictures_need_pictures(store, monkeypatch, corpus, words):
     (store / 'captions.txt').write_text('a red boat\n' * 40)
     monkeypatch.chdir(store)
     with pytest.raises(ValueError, match=words):
-        given = dict(method='lincir', supervision='image', corpus=corpus, parser='world', photos=60, cirr=30)
+        given = dict(method='lincir', supervision='image', corpus=corpus, parser='world', world_images=60, cirr=30)
         make_objective(params_of(given))
 
 

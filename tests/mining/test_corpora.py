@@ -327,10 +327,12 @@ def test_a_packed_text_gives_the_same_arrays(store):
 def test_what_is_known_is_asked_without_reading_captions(store, monkeypatch):
     from cis_nb.world.layouts import world_root
 
-    folders = [corpus_folder(s, 'world', photos=20, processes=1) for s in ('world', world_root(0, 0, 20) / 'captions')]
+    folders = [
+        corpus_folder(s, 'world', world_images=20, processes=1) for s in ('world', world_root(0, 0, 20) / 'captions')
+    ]
     assert arrays(folders[0]) == arrays(folders[1])
     monkeypatch.setattr(C, 'read_captions', None)
-    assert [corpus_folder(s, 'world', photos=20) for s in ('world', world_root(0, 0, 20) / 'captions')] == folders
+    assert [corpus_folder(s, 'world', world_images=20) for s in ('world', world_root(0, 0, 20) / 'captions')] == folders
 
 
 def test_a_text_that_changes_while_it_is_read(store, monkeypatch):

@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
-from projects import DATA, needs_data
 from cis_nb.mining import triplets as T
+from cis_nb.mining.concreteness import FILTERS
 
 quick = settings(max_examples=25, deadline=None)
 RATINGS = {f's{i}': 5.0 for i in range(6)} | {f'o{i}': (5.0, 4.9, 4.8, 4.7, 3.0, 1.0)[i] for i in range(6)}
-HEAD = 'Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos\r\n'
 
 
 def table(rows):
@@ -37,96 +36,11 @@ def random_table(seed, n=120, images=30):
     )
 
 
-# ---- ratings
-
-
-def rated(path, *lines):
-    path.write_bytes((HEAD + ''.join(line + '\r\n' for line in lines)).encode())
-    return path
-
-
-def line(word='boat', value='4.9'):
-    return f'{word}\t0\t{value}\t0.3\t0\t30\t1.0\t0\tNoun'
-
-
-@pytest.mark.parametrize(
-    'bad, says',
-    [
-        (line(value=''), "line 3, column Conc.M: ''"),
-        (line(value='4,9'), 'line 3, column Conc.M'),
-        (line(value='nan'), 'line 3, column Conc.M'),
-        (line(value='0.2'), 'line 3, column Conc.M'),
-        (line(value='5.01'), 'line 3, column Conc.M'),
-        (line(word=' '), 'line 3, column Word'),
-        ('boat\t0\t4.9', 'line 3: 3 columns instead of 9'),
-        (line().replace('\t', ' '), 'line 3: 1 columns'),
-    ],
-)
-def test_a_damaged_line_is_named(tmp_path, bad, says):
-    with pytest.raises(ValueError, match=says):
-        T.read_ratings(rated(tmp_path / 'r.txt', line('tent'), bad))
-
-
-def test_other_files_are_not_taken_for_ratings(tmp_path):
-    for data in (b'', b'word,rating\nboat,5\n', bytes(range(256)) * 20):
-        (tmp_path / 'r.txt').write_bytes(data)
-        with pytest.raises(ValueError, match='line 1: expected the columns Word, Bigram, Conc.M'):
-            T.read_ratings(tmp_path / 'r.txt')
-
-
-def test_ratings_missing(monkeypatch, tmp_path):
-    monkeypatch.delenv('CIS_DATA', raising=False)
-    with pytest.raises(FileNotFoundError, match='CIS_DATA is not set'):
-        T.concreteness.__wrapped__('auto')
-    (tmp_path / 'concreteness').mkdir()
-    monkeypatch.setenv('CIS_DATA', str(tmp_path))
-    with pytest.raises(FileNotFoundError, match='Brysbaert et al. .2014.*is missing; Get it from'):
-        T.concreteness.__wrapped__('auto')
-
-
-real = DATA / 'concreteness'
-
-
-@needs_data('concreteness')
-def test_the_real_table():
-    words = T.read_ratings(real / T.RATINGS_FILE)
-    assert (
-        len(words) == 39954
-        and words['dog'] == 4.85
-        and words['hot dog'] == 4.87
-        and sum(' ' in w for w in words) > 2800
-    )
-    many = T.concreteness('auto')
-    assert (
-        many['dogs'] == words['dogs'] == 5
-        and many['lighthouses'] == words['lighthouse']
-        and many['toes'] == words['toe']
-        and many['women'] == words['woman']
-        and many['buses'] == words['bus']
-        and many['people'] == words['people']
-        and all(many[w] == v for w, v in words.items())
-    )
-
-
-def test_the_worlds_words_are_rated():
-    from cis_nb.world.captions import THING_NOUNS
-    from cis_nb.world.scenes import ATTRIBUTES, STUFF, THINGS
-
-    r = T.world_ratings()
-    assert {w for t in THINGS for w in THING_NOUNS.get(t, (t,))} | set(STUFF) | {
-        v for a in ATTRIBUTES.values() for v in a
-    } <= set(r)
-    assert (
-        all(1 <= v <= 5 for v in r.values())
-        and max(r[w] for w in ('love', 'idea', 'week', 'memory', 'afternoon')) < 4.8
-    )
-
-
 # ---- what is drawn
 
 
 @quick
-@given(st.integers(0, 10**6), st.sampled_from(T.FILTERS), st.sampled_from(['random', 'similar']))
+@given(st.integers(0, 10**6), st.sampled_from(FILTERS), st.sampled_from(['random', 'similar']))
 def test_every_triplet_keeps_the_rule(seed, filter, partner):
     t = random_table(seed).set_index(np.random.default_rng(seed).permutation(1000)[:120])  # any row labels
     try:

@@ -137,7 +137,7 @@ def test_a_combiner_trained_by_two_processes_is_that_of_one(tmp_path, monkeypatc
     from cis_nb.train import settings
 
     monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
-    small = dict(steps=4, batch_size=8, samples=64, val_samples=8, photos=60, cirr=30, eval_every=2, log_every=1)
+    small = dict(steps=4, batch_size=8, samples=64, val_samples=8, world_images=60, cirr=30, eval_every=2, log_every=1)
     p = dict(method='combiner', dropout=0.0, device='cpu', dtype='float32', lr=1e-3, warmup=0, **small)
     given = settings(p).model_dump()
     for processes in (1, 2):

@@ -312,9 +312,9 @@ def test_the_official_fields_and_folders(root, split):
         'two',
         'shows',
     }
-    answers = read(root, 'answers.test1.json') if secret else {str(e['pairid']): e['target_hard'] for e in entries}
+    targets = read(root, 'targets.test1.json') if secret else {str(e['pairid']): e['target_hard'] for e in entries}
     for e in entries:
-        members, target = e['img_set']['members'], answers[str(e['pairid'])]
+        members, target = e['img_set']['members'], targets[str(e['pairid'])]
         assert set(e) == {'pairid', 'reference', 'caption', 'img_set'} | (
             set() if secret else {'target_hard', 'target_soft'}
         )
@@ -375,7 +375,7 @@ def test_the_readers_of_the_official_layouts_read_the_world(tmp_path):
     c.write_cirr(tmp_path, 30)
     c.write_mitstates(tmp_path, 1)
     for split in SPLITS:
-        assert len(read_cirr(tmp_path, split).answers) == len(read(tmp_path, f'captions/cap.rc2.{split}.json'))
+        assert len(read_cirr(tmp_path, split).targets) == len(read(tmp_path, f'captions/cap.rc2.{split}.json'))
     assert load_cirr(tmp_path, 'test1').protocol.coverage == 1
     states = load_mitstates(tmp_path)
     assert (
