@@ -8,12 +8,13 @@ __all__ = ['INDEX_KINDS', 'l2_normalize_array', 'cluster_count', 'SearchIndex', 
            'clustered_files', 'cheapest_efforts', 'search_table', 'search_figure', 'extrapolated_recall', 'search_plan',
            'search_speed']
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #ca14aa6e
+# %% ../../nbs/02a_retrieval/04_search.ipynb #7fc540c1
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 import faiss
@@ -26,7 +27,7 @@ from ..core.report import peak_memory_bytes, progress
 from ..core.store import fingerprint, manifest, stored
 from .ranking import rank_gallery
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #0faa3382
+# %% ../../nbs/02a_retrieval/04_search.ipynb #e1143bac
 def l2_normalize_array(
     x,  # (N,D) array or tensor
     first: int = 0,  # number of the first row, for the message
@@ -39,7 +40,7 @@ def l2_normalize_array(
         raise ValueError(f'{(~finite).sum()} of {len(x)} feature vectors are not finite; the first is row {row}')
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #62b666af
+# %% ../../nbs/02a_retrieval/04_search.ipynb #bade5df2
 INDEX_KINDS = ('flat', 'ivf', 'hnsw', 'ivfpq')
 _CHUNK = 2**14  # vectors that are read at a time
 _LEAST = 39  # vectors for each cluster and code word, the least that FAISS calls enough
@@ -68,7 +69,7 @@ def _empty_index(kind: str, n: int, dim: int):
     bits = int(np.clip(np.log2(max(n // _LEAST, 2)), 1, 8))
     return faiss.IndexIVFPQ(*clusters, _code_bytes(dim), bits, faiss.METRIC_INNER_PRODUCT)
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #439b668f
+# %% ../../nbs/02a_retrieval/04_search.ipynb #235d611b
 def _unit_chunks(features, chunk: int):
     "Chunks of vectors (n,D), normalised; `ValueError` names the row that is not finite."
     for a in range(0, len(features), chunk):
@@ -94,7 +95,7 @@ def _vectors_key(features, ids: list) -> str:
         digest.update(x.astype('<f4', copy=False).tobytes())
     return fingerprint([digest.hexdigest(), ids])
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #5be3dff8
+# %% ../../nbs/02a_retrieval/04_search.ipynb #56824209
 def _train(index, features):
     "Find the clusters and code words on vectors at equal distances."
     n = len(features)
@@ -119,7 +120,7 @@ def _add(index, features, kind: str):
     for x in progress(chunks, f'{kind} index', 'chunk', total=-(-len(features) // _CHUNK)):
         index.add(np.ascontiguousarray(x))
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #5eeb8356
+# %% ../../nbs/02a_retrieval/04_search.ipynb #72cec162
 def _write_index(folder: Path, index, kind: str, ids: list):
     "The files of an index, seen onto the disk; ids are in the order of the rows."
     path = folder / 'index.faiss'
@@ -129,7 +130,7 @@ def _write_index(folder: Path, index, kind: str, ids: list):
     about = dict(kind=kind, dim=index.d, peak_bytes=peak_memory_bytes(), ids=ids)
     (folder / 'index.json').write_text(json.dumps(about), encoding='utf-8')
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #e0196efd
+# %% ../../nbs/02a_retrieval/04_search.ipynb #2958f44e
 class SearchIndex:
     "Search by the inner product of unit vectors in a folder of `build_index`; `ids` has the id of each row."
 
@@ -189,7 +190,7 @@ class SearchIndex:
         found = [np.take_along_axis(x, order, 1) for x in (scores, rows)]
         return tuple(map(torch.from_numpy, found)) if torch.is_tensor(queries) else tuple(found)
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #d6c55ec0
+# %% ../../nbs/02a_retrieval/04_search.ipynb #24aed7ef
 def build_index(
     features,  # (N,D) array, tensor or memory map, read in chunks
     ids,  # N ids, kept as text
@@ -210,7 +211,7 @@ def build_index(
     settings = dict(kind=kind, n=n, D=dim)
     return SearchIndex(stored('index', f'{name}-{kind}', settings, build, [_vectors_key(features, ids)]))
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #e46cd074
+# %% ../../nbs/02a_retrieval/04_search.ipynb #153f853e
 def clustered_vectors(
     n: int, dim: int, clusters: int = 1000, noise: float = 1.0, seed: int = 0, part: int = 0
 ) -> np.ndarray:  # (n,dim) float32
@@ -222,7 +223,7 @@ def clustered_vectors(
         x[a : a + _CHUNK] += centres[rng.integers(0, clusters, len(x[a : a + _CHUNK]))]
     return x
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #aaba4b9c
+# %% ../../nbs/02a_retrieval/04_search.ipynb #b476f45f
 def append_to_index(
     index: SearchIndex,
     features,  # (M,D) as in `build_index`
@@ -243,7 +244,7 @@ def append_to_index(
     settings, made_from = dict(kind=index.kind, n=len(index) + m, D=dim), [index.folder, _vectors_key(features, ids)]
     return SearchIndex(stored('index', f'{name}-{index.kind}', settings, build, made_from))
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #d069d5c5
+# %% ../../nbs/02a_retrieval/04_search.ipynb #cdda577b
 def exact_scores(features, queries, rows) -> np.ndarray:  # (Q,k), −∞ where a row is −1
     "Cosines of queries (Q,D) with some rows (Q,k) each of features (N,D), which may be a memory map."
     rows = np.asarray(rows)
@@ -262,7 +263,7 @@ def search_reranked(
     order = np.lexsort((rows, -scores))[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #f6759394
+# %% ../../nbs/02a_retrieval/04_search.ipynb #6cfcb83a
 def index_recall(features, queries, rows, exact: np.ndarray, k: int) -> float:
     "Share of the first `k` of `rows` (Q,≥k) whose score reaches the exact k-th; `exact` (Q,≥k): the exact scores."
     found = exact_scores(features, queries, np.asarray(rows)[:, :k])
@@ -287,7 +288,7 @@ def _seconds(f, n: int = 3) -> float:
         times.append(time.perf_counter() - start)
     return min(times)
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #a9a3f1e8
+# %% ../../nbs/02a_retrieval/04_search.ipynb #49a317b5
 def _search_rates(search, queries, features, exact, effort, repeats: int) -> dict:
     "Recall and rate of one way to search; `search`: queries, effort -> scores, rows."
     rows = search(queries, effort)[1]
@@ -298,35 +299,41 @@ def _search_rates(search, queries, features, exact, effort, repeats: int) -> dic
     return dict(effort=effort, **recall, batch_per_s=batch, single_per_s=single)
 
 
-def _measure_index(features: str, queries: str, n: int, kind: str, repeats: int, threads: int) -> list:
-    "One index, built or found in the store, in this process: rows of `index_rates`."
-    faiss.omp_set_num_threads(threads)
-    torch.set_num_threads(threads)
-    x, q = np.load(features, mmap_mode='r')[:n], np.load(queries)
-    index = build_index(x, range(n), Path(features).parent.name, kind)
-    about = dict(vectors=n, dim=index.dim, bytes=index.bytes, peak_bytes=index.peak_bytes)
+def _measure_index(x, q, kind: str, name: str, repeats: int) -> list:
+    "One index of features (N,D), built or found in the store: rows of `index_rates`."
+    index = build_index(x, range(len(x)), name, kind)
+    about = dict(vectors=len(x), dim=index.dim, bytes=index.bytes, peak_bytes=index.peak_bytes)
     about['build_seconds'] = manifest(index.folder)['seconds']
     exact = rank_gallery(torch.from_numpy(q), x, k=10, device='cpu').scores
     ways = {kind: lambda q, effort: index.search(q, 10, effort)}
     if kind == 'ivfpq':
         ways['ivfpq, re-ranked'] = lambda q, effort: search_reranked(index, x, q, effort=effort)
     return [
-        dict(about, way=way, **_search_rates(search, q, x, exact, effort, repeats))
+        dict(way=way, **_search_rates(search, q, x, exact, effort, repeats), **about)
         for way, search in ways.items()
-        for effort in index_efforts(kind, n)
+        for effort in index_efforts(kind, len(x))
     ]
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #91835466
-def _measure_alone(**settings) -> list:
-    "`_measure_index` in a process of its own."
+
+def _measure_kind(features: str, queries: str, kind: str, sizes: list, repeats: int, threads: int) -> pd.DataFrame:
+    "One kind of index of several sizes, in this process."
+    faiss.omp_set_num_threads(threads)
+    torch.set_num_threads(threads)
+    x, q, name = np.load(features, mmap_mode='r'), np.load(queries), Path(features).parent.name
+    return pd.DataFrame([row for n in sorted(sizes) for row in _measure_index(x[:n], q, kind, name, repeats)])
+
+# %% ../../nbs/02a_retrieval/04_search.ipynb #2a16b102
+def _measure_alone(**settings) -> pd.DataFrame:
+    "`_measure_kind` in a process of its own."
     code = (
-        'import json, sys; from cis_nb.retrieval import search; '
-        f'sys.stdout.write(json.dumps(search._measure_index(**{settings!r})))'
+        f"import sys; from cis_nb.retrieval import search; search._measure_kind(**{settings!r}).to_pickle(sys.argv[1])"
     )
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f'{settings}: exit code {done.returncode}: {done.stderr[-300:]}')
-    return json.loads(done.stdout)
+    with tempfile.TemporaryDirectory(prefix='cis-search-') as folder:
+        file = Path(folder) / 'rates.pkl'
+        done = subprocess.run([sys.executable, '-c', code, str(file)], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f'{settings}: exit code {done.returncode}: {done.stderr[-300:]}')
+        return pd.read_pickle(file)
 
 
 def index_rates(
@@ -340,13 +347,13 @@ def index_rates(
     """Recall against the exact result and rates of indexes; columns way, effort, recall_1, recall_10, batch_per_s,
     single_per_s (queries per second, all at once and one at a time), vectors, dim, bytes, build_seconds, peak_bytes."""
     n, least = len(np.load(features, mmap_mode='r')), 100
-    if wrong := [s for s in sizes or [n] if not least <= s <= n]:
+    sizes = sizes or [n]
+    if wrong := [s for s in sizes if not least <= s <= n]:
         raise ValueError(f'sizes: {wrong[0]} of {n} vectors in {features}; allowed: {least} to {n}')
-    common = dict(features=str(features), queries=str(queries), repeats=repeats, threads=threads)
-    parts = [_measure_alone(n=s, kind=kind, **common) for s in sizes or [n] for kind in kinds]
-    return pd.DataFrame([row for part in parts for row in part])
+    common = dict(features=str(features), queries=str(queries), sizes=sizes, repeats=repeats, threads=threads)
+    return pd.concat([_measure_alone(kind=kind, **common) for kind in kinds], ignore_index=True)
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #4dbfb7e0
+# %% ../../nbs/02a_retrieval/04_search.ipynb #ffaa2157
 def clustered_files(n: int, dim: int, queries: int, clusters: int = 1000, noise: float = 1.0, seed: int = 0) -> tuple:
     "Paths of `clustered_vectors` in the store: `n` for a gallery, written in parts, and some queries."
 
@@ -364,7 +371,7 @@ def clustered_files(n: int, dim: int, queries: int, clusters: int = 1000, noise:
     folder = stored('vectors', f'clustered-{n}x{dim}', settings, build)
     return folder / 'features.npy', folder / 'queries.npy'
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #00cf00c7
+# %% ../../nbs/02a_retrieval/04_search.ipynb #3e851f2f
 def cheapest_efforts(rates: pd.DataFrame, recall: float = 0.95) -> pd.DataFrame:
     "For each way of the largest gallery the fastest row with this recall@10; the best row where none has it."
     rows = []
@@ -410,7 +417,7 @@ def search_figure(rates: pd.DataFrame):
     ax.grid()
     return fig
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #9b55f10a
+# %% ../../nbs/02a_retrieval/04_search.ipynb #fe7163a9
 def extrapolated_recall(rates: pd.DataFrame, way: str, effort: int, n: float) -> float:  # in [0,1]
     "A line through recall@10 over log10 N, continued to `n` vectors; `ValueError` for fewer than 2 sizes."
     some = rates[(rates.way == way) & (rates.effort == effort)]
@@ -458,7 +465,7 @@ def search_plan(
         lines.append((f'recall@10, {way}', f'{recall:.0f} %', f'extrapolated to {n:,} vectors'))
     return pd.DataFrame(lines, columns=['quantity', 'value', 'source'])
 
-# %% ../../nbs/02a_retrieval/04_search.ipynb #60b684bc
+# %% ../../nbs/02a_retrieval/04_search.ipynb #f3e47b2f
 def search_speed(n: int, D: int, queries: int = 200, k: int = 10, seed: int = 0) -> dict:
     "Exact search among `n` random unit vectors: milliseconds for one query, queries per second for many."
     rng = np.random.default_rng(seed)
