@@ -25,7 +25,8 @@ from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_row, result_rows
 from ..retrieval.metrics import METRICS, Metric, map_at_k, measures, ranks, recall_at_k
-from .image_text import format_cell, l2_normalize_array
+from .image_text import format_cell
+from ..retrieval.search import l2_normalize_array
 from .genecis import read_json
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource

@@ -21,17 +21,13 @@ from PIL import Image
 from .. import api
 from ..backbones.features import Features, text_features
 from cis_nb.benchmarks.image_text import (
-    PhotoIndex,
     best_weight,
-    build_index,
     compose_features,
     composed_queries,
     format_cell,
-    l2_normalize_array,
     pair_features,
     precision_at_k,
     retrieval_chance,
-    search_speed,
     swap_words,
     top_images,
     weight_curve,
@@ -42,6 +38,7 @@ from ..data.datasets import captions_root, data_name
 from ..data.image_folders import Place
 from ..data.packed import PhotoPairs, evaluation_photos, open_photo
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
+from ..retrieval.search import SearchIndex, build_index, l2_normalize_array, search_speed
 from ..retrieval.statistics import bootstrap_ci, paired_bootstrap
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #d0a0434f
@@ -162,7 +159,7 @@ def describe_composed(queries: pd.DataFrame) -> pd.DataFrame:
 class ComposedSearch:
     "Composed queries over the photographs of one index; Q queries."
 
-    index: PhotoIndex
+    index: SearchIndex
     queries: pd.DataFrame  # of `composed_queries`
     texts: Features  # of the words of all queries
 
@@ -181,7 +178,7 @@ class ComposedSearch:
         return pd.Series(p).groupby([chosen.kind, chosen.who, chosen.condition], sort=False).mean()
 
 
-def composed_search(model, index: PhotoIndex, queries: pd.DataFrame) -> ComposedSearch:
+def composed_search(model, index: SearchIndex, queries: pd.DataFrame) -> ComposedSearch:
     "The search with one backbone; words with and without the subject are encoded."
     named = queries.who + ' ' + queries.condition
     return ComposedSearch(index, queries, text_features(model, sorted({*queries.condition, *named, *queries.instead})))

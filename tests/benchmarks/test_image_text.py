@@ -1,4 +1,4 @@
-"Image-text retrieval: ranks against slow references, the search index, composed search."
+"Image-text retrieval: ranks against slow references, composed search."
 
 import numpy as np
 import pandas as pd
@@ -80,49 +80,6 @@ def test_rows_are_the_books_rows():
     assert set(rows.protocol) == {q.id for q in p.values()}
     table = R.retrieval_table(pd.concat([rows, R.chance_rows(owner, p)]))
     assert len(table) == 4 and 'nan' not in table.to_string()
-
-
-# ---- the index
-
-
-@quick
-@given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 300), st.integers(0, 1000))
-def test_the_index_is_brute_force(n, D, k, seed):
-    rng = np.random.default_rng(seed)
-    x, q = rng.normal(size=(n, D)).astype(np.float32), rng.normal(size=(5, D)).astype(np.float32)
-    import faiss
-
-    index = R.PhotoIndex.__new__(R.PhotoIndex)
-    index.ids, index.faiss = list(range(n)), faiss.IndexFlatIP(D)
-    index.faiss.add(R.l2_normalize_array(x))
-    scores, rows = index.search(q, k)
-    S = R.l2_normalize_array(q) @ R.l2_normalize_array(x).T
-    assert rows.shape == (5, min(n, k)) and np.allclose(scores, -np.sort(-S, axis=1)[:, :k], atol=1e-5)
-    assert np.allclose(np.take_along_axis(S, rows, 1), scores, atol=1e-5) and all(len(set(r)) == len(r) for r in rows)
-
-
-def test_an_index_is_kept_and_made_again_when_damaged():
-    x = np.random.default_rng(0).normal(size=(20, 6))
-    a = R.build_index(x, range(20), 'a')
-    assert (
-        R.build_index(x, range(20), 'a').folder == a.folder and R.build_index(x * 2, range(20), 'a').folder == a.folder
-    )  # only directions count
-    assert R.build_index(x, range(1, 21), 'a').folder != a.folder
-    (a.folder / 'index.faiss').unlink()
-    with pytest.warns(UserWarning, match='incomplete'):
-        b = R.build_index(x, range(20), 'a')
-    assert (b.search(x, 1)[1][:, 0] == np.arange(20)).all()
-
-
-def test_queries_that_do_not_fit():
-    index = R.build_index(np.eye(4), 'abcd', 'e')
-    with pytest.raises(ValueError, match='another backbone'):
-        index.search(np.ones((1, 3)))
-    with pytest.raises(ValueError, match='not finite'):
-        index.search(np.full((1, 4), np.nan))
-    assert index.search(np.zeros((1, 4)), 9)[1].shape == (1, 4)
-    with pytest.raises(ValueError, match='at least one'):
-        R.build_index(np.zeros((0, 4)), [], 'e')
 
 
 # ---- composed search

@@ -9,12 +9,10 @@ from hypothesis import given, settings, strategies as st
 from cis_nb.retrieval import ranking
 from cis_nb.retrieval.metrics import ranks
 from cis_nb.retrieval.ranking import (
-    build_search_index,
     cosine_scores,
     rank_gallery,
     rank_own_galleries,
     ranking_rates,
-    search_index,
 )
 
 DEVICES = ['cpu', *(['cuda'] if torch.cuda.is_available() else [])]
@@ -363,19 +361,3 @@ def test_rates_are_those_of_the_sizes_that_were_asked_for():
     assert rates.images.tolist()[1:] == [500, 300] and (rates.seconds > 0).all() and rates.share[0] == 1
     assert (rates.peak_bytes.dropna() > 2**24).all()
     assert rates.gflops[1] == pytest.approx(2e-9 * 20 * 8 * 500 / rates.seconds[1])
-
-
-@pytest.mark.parametrize('kind', ['flat', 'ivf', 'hnsw'])
-def test_indexes_are_kept_on_disk_and_find_what_the_exact_ranking_finds(kind, tmp_path):
-    r = np.random.default_rng(0)
-    g = r.normal(size=(2000, 16)).astype(np.float16)
-    q = torch.from_numpy(g[:50].astype(np.float32) + 0.1 * r.normal(size=(50, 16)).astype(np.float32))
-    folder = build_search_index(kind, g, tmp_path / kind)
-    columns, scores = search_index(folder, q, 5)
-    assert columns.shape == (50, 5) and (columns[:, 0] == np.arange(50)).mean() > 0.9
-    exact = rank_gallery(q, g, np.arange(50), k=5, device='cpu')
-    if kind == 'flat':
-        assert (columns == exact.top).all() and np.allclose(scores, exact.scores, atol=1e-5)
-    assert sorted(p.name for p in folder.iterdir()) == ['index.faiss', 'index.json']
-    build_search_index(kind, g[:40], folder)  # built anew
-    assert search_index(folder, q, 50)[0].max() < 40

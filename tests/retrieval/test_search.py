@@ -1,0 +1,364 @@
+"Search indexes: equal to the exact ranking, whole or absent after a kill, extended, measured."
+
+import subprocess
+import sys
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from cis_nb.core.store import store_root
+from cis_nb.retrieval import search as S
+from cis_nb.retrieval.ranking import rank_gallery
+
+pytestmark = pytest.mark.usefixtures('store')
+quick = settings(max_examples=40, deadline=None)
+
+
+def vectors(n, dim=16, part=1):
+    return S.clustered_vectors(n, dim, clusters=20, noise=0.7, part=part)
+
+
+# ---- what is found
+
+
+@quick
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 200), st.integers(0, 1000))
+def test_flat_search_is_brute_force(n, dim, k, seed):
+    rng = np.random.default_rng(seed)
+    x, q = rng.normal(size=(n, dim)).astype(np.float32), rng.normal(size=(5, dim)).astype(np.float32)
+    k = min(k, n)
+    scores, rows = S.build_index(x, range(n), 'x').search(q, k)
+    table = S.l2_normalize_array(q) @ S.l2_normalize_array(x).T
+    assert rows.shape == (5, k) and np.allclose(scores, -np.sort(-table, axis=1)[:, :k], atol=1e-5)
+    assert np.allclose(np.take_along_axis(table, rows, 1), scores, atol=1e-5) and all(len(set(r)) == k for r in rows)
+
+
+@quick
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 1000))
+def test_equal_scores_follow_the_ranking_up_to_the_last_ones(n, k, seed):
+    rng = np.random.default_rng(seed)
+    x = np.eye(4, dtype=np.float32)[rng.integers(0, 4, n)]  # scores are exactly 0 or 1
+    k = min(k, n)
+    scores, rows = S.build_index(x, range(n), 'x').search(torch.eye(4), k)
+    exact = rank_gallery(torch.eye(4), x, k=k, device='cpu')
+    assert (scores.numpy() == exact.scores).all()
+    for mine, theirs, s in zip(rows.numpy(), exact.top, exact.scores):
+        sure = s > s[-1]  # what ties with the last may be another one of those that tie
+        assert (mine[sure] == theirs[sure]).all() and (np.diff(mine[~sure]) > 0).all()
+
+
+@pytest.mark.parametrize('kind', S.INDEX_KINDS)
+def test_each_kind_finds_nearly_what_the_exact_ranking_finds(kind):
+    x, q = vectors(3000).astype(np.float16), vectors(50, part=0)
+    index = S.build_index(x, [f'i{n}' for n in range(3000)], 'x', kind)
+    exact = rank_gallery(torch.from_numpy(q), x, k=10, device='cpu')
+    scores, rows = index.search(q, 10, effort=None if kind == 'flat' else 128)
+    recall = S.index_recall(x, q, rows, exact.scores, 10)
+    assert recall == 1 if kind in ('flat', 'ivf') else recall > dict(hnsw=0.95, ivfpq=100 * 10 / 3000)[kind]
+    assert (np.diff(scores, axis=1) <= 0).all() and index.ids[rows[0, 0]] == f'i{rows[0, 0]}'
+    kept, own = index.vectors(rows[0]), S.l2_normalize_array(x[rows[0]])
+    assert (kept * own).sum(1).min() > (0.7 if kind == 'ivfpq' else 0.999)
+    assert S.SearchIndex(index.folder).search(q, 10)[1].shape == (50, 10)
+
+
+def test_more_clusters_find_more_and_few_may_hold_fewer_than_k():
+    x, q = vectors(2000), vectors(40, part=0)
+    index = S.build_index(x, range(2000), 'x', 'ivf')
+    exact = rank_gallery(torch.from_numpy(q), x, k=10, device='cpu').scores
+    recalls = [S.index_recall(x, q, index.search(q, 10, e)[1], exact, 10) for e in (1, 4, 51)]
+    assert recalls[0] < recalls[1] <= recalls[2] == 1
+    scores, rows = index.search(q, 500, effort=1)
+    assert ((rows == -1) == np.isneginf(scores)).all() and (rows[:, -1] == -1).all()
+
+
+@quick
+@given(st.integers(10, 200), st.integers(0, 100))
+def test_re_ranking_never_finds_less(candidates, part):
+    x, q = vectors(2000), vectors(40, part=part)
+    index = S.build_index(x, range(2000), 'x', 'ivfpq')
+    exact = rank_gallery(torch.from_numpy(q), x, k=10, device='cpu').scores
+    plain = S.index_recall(x, q, index.search(q, 10, 51)[1], exact, 10)
+    scores, rows = S.search_reranked(index, x, q, 10, candidates, effort=51)
+    assert S.index_recall(x, q, rows, exact, 10) >= plain and (np.diff(scores, axis=1) <= 0).all()
+    whole = S.search_reranked(index, x, q, 10, 2000, effort=51)[1]
+    assert S.index_recall(x, q, whole, exact, 10) == 1
+
+
+def test_tensors_give_tensors_and_one_query_needs_no_second_axis():
+    x = vectors(30)
+    index = S.build_index(torch.from_numpy(x), range(30), 'x')
+    scores, rows = index.search(torch.from_numpy(x[7]), 3)
+    assert isinstance(scores, torch.Tensor) and rows.shape == (1, 3) and rows[0, 0] == 7
+    assert index.search(x[7].tolist(), 3)[1][0, 0] == 7
+
+
+# ---- building
+
+
+def test_an_index_is_kept_and_made_again_when_damaged():
+    x = vectors(20)
+    a = S.build_index(x, range(20), 'a')
+    assert S.build_index(x, range(20), 'a').folder == a.folder == S.build_index(x * 2, range(20), 'a').folder
+    assert S.build_index(x, range(1, 21), 'a').folder != a.folder
+    (a.folder / 'index.faiss').unlink()
+    with pytest.warns(UserWarning, match='incomplete'):
+        b = S.build_index(x, range(20), 'a')
+    assert (b.search(x, 1)[1][:, 0] == np.arange(20)).all()
+
+
+@pytest.mark.parametrize('kind', S.INDEX_KINDS)
+def test_a_memory_map_and_chunks_change_nothing(kind, tmp_path, monkeypatch):
+    x, q = vectors(900), vectors(10, part=0)
+    np.save(tmp_path / 'x.npy', x)
+    whole = S.build_index(x, range(900), 'x', kind).search(q, 5)
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'other'))
+    monkeypatch.setattr(S, '_CHUNK', 70)
+    parts = S.build_index(np.load(tmp_path / 'x.npy', mmap_mode='r'), range(900), 'x', kind).search(q, 5)
+    if kind in ('flat', 'ivf'):
+        assert np.allclose(whole[0], parts[0], atol=1e-5)
+    assert parts[1].shape == (10, 5) and (parts[1] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    'features, ids, kind, said',
+    [
+        (np.zeros((0, 4)), [], 'flat', 'at least one'),
+        (np.ones((3, 4)), 'ab', 'flat', '3 feature vectors and 2 ids'),
+        (np.ones(3), 'abc', 'flat', r'shape \(3,\)'),
+        (np.ones((3, 4)), 'abc', 'tree', "'tree' is none of flat, ivf, hnsw, ivfpq"),
+        (np.array([[1, 2], [3, 4], [np.inf, 1]]), 'abc', 'hnsw', 'the first is row 2'),
+    ],
+)
+def test_what_cannot_be_an_index_is_refused(features, ids, kind, said):
+    with pytest.raises(ValueError, match=said):
+        S.build_index(features, ids, 'x', kind)
+    assert not list(store_root().glob('index/x-*'))
+
+
+def test_the_row_that_is_not_finite_is_counted_over_chunks(monkeypatch):
+    monkeypatch.setattr(S, '_CHUNK', 10)
+    x = vectors(95)
+    x[83, 2] = np.nan
+    with pytest.raises(ValueError, match='the first is row 83'):
+        S.build_index(x, range(95), 'x')
+
+
+@pytest.mark.parametrize(
+    'queries, more, said',
+    [
+        (np.ones((1, 3)), {}, 'vectors of 4 numbers, the queries have 3: they were made by another backbone'),
+        (np.full((1, 4), np.nan), {}, 'not finite; the first is row 0'),
+        (np.ones((1, 4)), dict(k=5), 'k = 5 of an index of 4 vectors; allowed: 1 to 4'),
+        (np.ones((1, 4)), dict(k=0), 'k = 0'),
+        (np.ones((1, 4)), dict(k=1, effort=3), 'a flat index'),
+    ],
+)
+def test_queries_that_do_not_fit(queries, more, said):
+    index = S.build_index(np.eye(4), 'abcd', 'e')
+    with pytest.raises(ValueError, match=said):
+        index.search(queries, **dict(dict(k=2), **more))
+    with pytest.raises(ValueError, match='nprobe and efSearch must be an integer ≥ 1, got 0'):
+        S.build_index(np.eye(4), 'abcd', 'e', 'hnsw').search(np.ones((1, 4)), 2, 0)
+    with pytest.raises(FileNotFoundError, match='no index there'):
+        S.SearchIndex(store_root() / 'index' / 'none')
+
+
+# ---- a kill
+
+
+KILLED = '''
+import os, signal, sys
+import numpy as np
+from cis_nb.retrieval import search as S
+
+x = S.clustered_vectors(600, 8, clusters=20, part=1)
+S._CHUNK = 100
+
+
+class Deadly:
+    "Vectors whose reader is killed within the second pass, when half of the index is there."
+
+    def __init__(self):
+        self.shape, self.reads = x.shape, 0
+
+    def __len__(self):
+        return len(x)
+
+    def __getitem__(self, which):
+        self.reads += 1
+        if self.reads == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x[which]
+
+
+if sys.argv[1] == 'build':
+    S.build_index(Deadly(), range(600), 'x')
+else:
+    S.append_to_index(S.SearchIndex(sys.argv[1]), Deadly(), range(600), 'x')
+'''
+
+
+def killed(what, reads):
+    done = subprocess.run([sys.executable, '-c', KILLED, str(what), str(reads)], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+
+
+@pytest.mark.e2e
+def test_a_killed_build_leaves_no_index_and_the_next_one_is_whole():
+    killed('build', 9)
+    assert not list(store_root().glob('index/x-*'))
+    x = S.clustered_vectors(600, 8, clusters=20, part=1)
+    index = S.build_index(x, range(600), 'x')
+    assert len(index) == index.faiss.ntotal == 600 and (index.search(x, 1)[1][:, 0] == np.arange(600)).all()
+    assert not list(store_root().glob('index/.partial-*'))
+
+
+@pytest.mark.e2e
+def test_a_killed_append_leaves_the_old_index_as_it_was():
+    x = S.clustered_vectors(600, 8, clusters=20, part=1)
+    old = S.build_index(x[:50], range(50), 'old')
+    before = (old.folder / 'index.faiss').read_bytes()
+    killed(old.folder, 10)
+    assert (old.folder / 'index.faiss').read_bytes() == before and len(S.SearchIndex(old.folder)) == 50
+    assert [p.name for p in store_root().glob('index/x-*')] == []
+    assert len(S.append_to_index(old, x, range(600), 'x')) == 650
+
+
+# ---- more vectors
+
+
+@quick
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 100))
+def test_appended_vectors_come_after_the_old_ones(n, m, seed):
+    x = np.random.default_rng(seed).normal(size=(n + m, 5)).astype(np.float32)
+    old = S.build_index(x[:n], range(n), 'old')
+    new = S.append_to_index(old, x[n:], range(n, n + m), 'new')
+    once = S.build_index(x, range(n + m), 'once')
+    assert new.ids == once.ids and len(old) == n
+    for mine, theirs in zip(new.search(x, 1), once.search(x, 1)):
+        assert (mine == theirs).all()
+    assert S.append_to_index(old, x[n:], range(n, n + m), 'new').folder == new.folder
+
+
+@pytest.mark.parametrize('kind', S.INDEX_KINDS)
+def test_every_kind_can_be_extended(kind):
+    x = vectors(1500)
+    old = S.build_index(x[:1200], range(1200), 'old', kind)
+    new = S.append_to_index(old, x[1200:], range(1200, 1500), 'new')
+    kept = (new.vectors(range(1200, 1500)) * S.l2_normalize_array(x[1200:])).sum(1)
+    rows = S.search_reranked(new, x, x[1200:], 1, 100, None if kind == 'flat' else 64)[1][:, 0]
+    assert new.faiss.ntotal == 1500 and (rows == np.arange(1200, 1500)).mean() > 0.98
+    assert kind == 'ivfpq' or kept.min() > 0.999
+
+
+def test_what_cannot_be_appended_is_refused():
+    old = S.build_index(np.eye(4), 'abcd', 'old')
+    with pytest.raises(ValueError, match='vectors of 4 numbers, the new ones have 3'):
+        S.append_to_index(old, np.ones((1, 3)), 'e', 'new')
+    with pytest.raises(ValueError, match='the first is row 1'):
+        S.append_to_index(old, [[1, 2, 3, 4], [1, 2, 3, np.nan]] * np.ones(1), 'ef', 'new')
+
+
+# ---- memory
+
+
+MEMORY = '''
+import sys
+import numpy as np
+from cis_nb.core.report import peak_memory_bytes
+from cis_nb.retrieval import search as S
+
+n, kind = int(sys.argv[1]), sys.argv[2]
+
+
+class Endless:
+    "Vectors that are made when they are read."
+
+    shape = (n, 64)
+
+    def __len__(self):
+        return n
+
+    def __getitem__(self, which):
+        rows = np.arange(n)[which] if isinstance(which, slice) else which
+        return np.sin(np.outer(rows + 1, np.arange(1, 65)), dtype=np.float32)
+
+
+S.build_index(Endless()[:2000], range(2000), 'small', kind)
+before = peak_memory_bytes()
+index = S.build_index(Endless(), range(n), 'large', kind)
+print(peak_memory_bytes() - before, index.bytes)
+'''
+
+
+@pytest.mark.e2e
+def test_building_takes_the_memory_of_the_index_and_of_chunks():
+    run = subprocess.run([sys.executable, '-c', MEMORY, '600000', 'flat'], capture_output=True, text=True, check=True)
+    grown, size = map(int, run.stdout.split())
+    assert size == pytest.approx(600_000 * 64 * 4, rel=0.01)
+    assert grown < 1.8 * size  # a copy of the vectors beside the index would make it 2
+
+
+# ---- measurements and the plan
+
+
+@pytest.mark.e2e
+def test_rates_are_those_of_the_files_and_sizes_that_were_asked_for():
+    files = S.clustered_files(3000, 16, 20, clusters=30)
+    assert np.load(files[0]).shape == (3000, 16) and np.load(files[1]).shape == (20, 16)
+    rates = S.index_rates(*files, kinds=['flat', 'ivf'], sizes=[3000, 500], repeats=1, threads=1)
+    assert rates[rates.way == 'flat'][['vectors', 'recall_1', 'recall_10']].values.tolist() == [
+        [500, 1, 1],
+        [3000, 1, 1],
+    ]
+    ivf = rates[(rates.way == 'ivf') & (rates.vectors == 3000)]
+    assert ivf.effort.tolist() == S.index_efforts('ivf', 3000) and ivf.recall_10.is_monotonic_increasing
+    assert (rates[['bytes', 'peak_bytes', 'batch_per_s', 'single_per_s', 'build_seconds']] > 0).all(axis=None)
+    for wrong in (50, 4000):
+        with pytest.raises(ValueError, match=f'sizes: {wrong} of 3000 vectors'):
+            S.index_rates(*files, sizes=[wrong])
+
+
+def made_up_rates():
+    about = dict(dim=64, bytes=20_000, build_seconds=1.0, peak_bytes=10**6, single_per_s=100.0, batch_per_s=100.0)
+    lines = [('flat', None, 1000, 1), ('flat', None, 100, 1)]
+    lines += [('ivfpq', e, n, r + e / 100) for e in (2, 4) for n, r in ((1000, 0.7), (100, 0.8))]
+    lines += [('ivfpq', 8, 1000, 0.9), ('ivfpq, re-ranked', 4, 1000, 0.9), ('ivfpq, re-ranked', 4, 100, 0.95)]
+    found = pd.DataFrame(lines, columns=['way', 'effort', 'vectors', 'recall_10'])
+    return found.assign(recall_1=found.recall_10, **about)
+
+
+def test_a_plan_follows_from_its_rows_and_says_what_is_extrapolated():
+    plan = S.search_plan(made_up_rates(), n=10**6, disk=10**7, read_rate=1e6).set_index('quantity')
+    assert plan.value['code and number, bytes per vector'] == '16' and plan.value['machines'] == str(-(-144 // 10))
+    assert plan.value['index, bytes per vector'] == '20.0'
+    assert plan.value['recall@10, ivfpq'] == '44 %' and plan.value['recall@10, ivfpq, re-ranked'] == '75 %'
+    beyond = ['machines', 'recall@10, ivfpq', 'codes and numbers together', 'time of a query: comparing']
+    assert plan.source[beyond].str.startswith('extrapolated').all()
+    with pytest.raises(ValueError, match='a line needs 2'):
+        S.search_plan(made_up_rates().query('vectors == 1000'))
+
+
+def test_the_finding_names_the_fastest_index_that_is_good_enough():
+    rates = made_up_rates()
+    rates.loc[rates.effort == 8, 'batch_per_s'] = 250.0
+    assert 'ivfpq (effort 8)' in S.index_finding(rates, 0.85) and '2.5 times' in S.index_finding(rates, 0.85)
+    assert S.index_finding(rates, 0.95).startswith('No approximate index reaches a recall@10 of 95 %')
+    chosen = S.cheapest_efforts(rates, 0.95).set_index('way')
+    assert chosen.effort['ivfpq'] == 8 and set(chosen.vectors) == {1000}
+    assert S.rows_of_same_effort(rates).query('way == "ivfpq"').effort.tolist() == [4, 4]
+    table = S.index_table(rates)
+    assert len(table) == len(rates) and table['nprobe / efSearch'][0] == '–'
+
+
+@quick
+@given(st.integers(1, 10**10))
+def test_clusters_have_enough_vectors(n):
+    c = S.cluster_count(n)
+    assert c == 1 or n / c >= 39 and c <= 4 * n**0.5 + 1
+
+
+def test_speed_is_measured_for_the_size_asked_for():
+    speed = S.search_speed(300, 8, queries=10, k=5)
+    assert speed['vectors'] == 300 and speed['MB'] == pytest.approx(4 * 300 * 8 / 1e6) and min(speed.values()) > 0
