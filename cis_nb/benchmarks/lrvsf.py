@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IMAGE_TYPES', 'LRVSF_SPLITS', 'LRVSF_DATA', 'METADATA_NAMES', 'LRVSF_CONDITIONS', 'lrvsf_folder', 'check_values',
            'ProductImages', 'read_products', 'query_pairs', 'read_distractors', 'ParquetImages', 'tar_images', 'LRVSF',
-           'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'hit_row', 'LRVSFBenchmark',
+           'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark',
            'lrvsf_benchmark', 'count_simple_images', 'LRVSFPlugin']
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0e633385
@@ -29,8 +29,8 @@ from ..data.image_sources import ImageSource
 from ..data.packed import open_photo
 from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES
 from ..data.roots import dataset_root, need_file
-from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_rows
-from ..retrieval.statistics import bootstrap_ci, families_of
+from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_row, result_rows
+from ..retrieval.statistics import families_of
 from ..world.lrvsf import drawn_image, is_drawn
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5d8f868b
@@ -437,13 +437,6 @@ def category_hits(per_query: pd.DataFrame, category_of: dict, targets: dict) -> 
     firsts = [category_of[top[0]] for top in per_query.top]
     return np.array([c == category_of[targets[q]] for c, q in zip(firsts, per_query.query_id)], float)
 
-
-def hit_row(hits, per_query: pd.DataFrame, metric: str, k: int, seed: int, **labels) -> dict:
-    "One result row from the score (0 or 1) of each query."
-    v, low, high = bootstrap_ci(hits, seed=seed, families=families_of(per_query))
-    found = dict(seed=seed, metric=metric, k=k, value=100 * v, ci_low=100 * low, ci_high=100 * high, n=len(hits))
-    return labels | found
-
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #d505bc2b
 class LRVSFBenchmark(Benchmark):
     "R@K and Cat@1 of both tasks."
@@ -456,7 +449,8 @@ class LRVSFBenchmark(Benchmark):
             if task.category_of:
                 targets = dict(zip(task.queries.query_id, task.queries.targets.str[0]))
                 hits = category_hits(mine, task.category_of, targets)
-                row = hit_row(hits, mine, 'cat_acc', 1, seed, **labels, task=name, protocol=task.protocol.id)
+                about = dict(labels, task=name, protocol=task.protocol.id, metric='cat_acc', k=1)
+                row = result_row(hits, seed, families=families_of(mine), **about)
                 parts.append(pd.DataFrame([row]).reindex(columns=RESULT_COLUMNS))
         return pd.concat(parts, ignore_index=True)
 

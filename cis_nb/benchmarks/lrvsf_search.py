@@ -20,10 +20,11 @@ import torch
 
 from ..api import MethodByTask
 from .genecis import read_json
-from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits, hit_row
+from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits
 from ..data.roots import need_file
-from ..retrieval.protocol import RESULT_COLUMNS, Protocol
+from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..retrieval.ranking import rank_gallery
+from ..retrieval.statistics import families_of
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #99f74ec6
 def distractor_steps(n: int, first: int = 1000) -> list:
@@ -138,10 +139,11 @@ def growing_gallery_rows(lines: pd.DataFrame, protocol: Protocol, ks=(1,), seed:
     rows = []
     for n, some in lines.groupby('distractors'):
         given = dict(labels, benchmark='lrvsf', task=some.task.iloc[0], protocol=protocol.id, distractors=n)
-        allowed = [k for k in ks if k <= some.gallery_size.min()]
-        rows += [hit_row((some['rank'] <= k).to_numpy(float), some, 'recall', k, seed, **given) for k in allowed]
+        hits = {('recall', k): (some['rank'] <= k).to_numpy(float) for k in ks if k <= some.gallery_size.min()}
         if some.category_hit.notna().all():
-            rows.append(hit_row(some.category_hit.to_numpy(), some, 'cat_acc', 1, seed, **given))
+            hits['cat_acc', 1] = some.category_hit.to_numpy()
+        family = families_of(some)
+        rows += [result_row(hit, seed, families=family, metric=m, k=k, **given) for (m, k), hit in hits.items()]
     return pd.DataFrame(rows).reindex(columns=[*RESULT_COLUMNS, 'distractors'])
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #526b478a
