@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from pydantic import Field, model_validator
 
-from ..api import Plugin, Style, TrainingConfig
+from ..api import Plugin, Style, TrainingConfig, Unsolved
 from ..backbones.clip import weights_hash
 from cis_nb.backbones.conditional_vit import (
     NEW_PARAMETERS,
@@ -92,18 +92,31 @@ class CondViTMethod(FeatureMethod):
         reader = self.read.backbone.fingerprint if self.net.condition == 'text' else ''
         return super().settings('net', 'live') | dict(tower=self.tower.fingerprint, reader=reader)
 
-    def conditions(self, texts) -> torch.Tensor:  # B texts -> (B,) or (B,C), or None for a ViT without conditions
-        "Texts as the network reads them; ValueError for an unknown category, or a category given to a text model."
-        if self.net.condition == 'none':
-            return None
+    def check(self, texts):
+        "Unsolved for texts that the network cannot read: an unknown category, or a category given to a text model."
         if self.net.condition == 'category':
-            return category_numbers(self.net, texts)
-        if named := [t for t in texts if t in self.net.categories]:
-            raise ValueError(
+            try:
+                category_numbers(self.net, texts)
+            except ValueError as e:
+                raise Unsolved(str(e)) from e
+        named = [t for t in texts if t in self.net.categories]
+        if named and self.net.condition == 'text':
+            raise Unsolved(
                 f'condition: {named[0]!r} is the name of a category, and this model reads sentences; '
                 'describe the object in words, or use a model with condition: category'
             )
-        return l2_normalize(self.read(texts))
+
+    def for_task(self, task) -> 'CondViTMethod':
+        "The method itself; Unsolved for a task with conditions that it cannot read."
+        self.check([text for texts in task.as_queries().texts for text in texts])
+        return self
+
+    def conditions(self, texts) -> torch.Tensor:  # B texts -> (B,) or (B,C), or None for a ViT without conditions
+        "Texts as the network reads them; Unsolved for one that it cannot read."
+        self.check(texts)
+        if self.net.condition == 'none':
+            return None
+        return category_numbers(self.net, texts) if self.net.condition == 'category' else l2_normalize(self.read(texts))
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #c945a220
 @patch
@@ -382,11 +395,12 @@ def read_run(folder, backbone=None, device: str = 'auto') -> tuple:  # CondViT, 
     found = []
 
     def make(about):
-        found.append(backbone or load_backbone(about['backbone'], about['pretrained'], device))
+        own = backbone is not None and backbone.name == about['backbone']
+        found.append(backbone if own else load_backbone(about['backbone'], about['pretrained'], device))
         return conditional_vit(found[0], **about['condvit'])
 
     net, about = read_net(folder, 'condvit', make, 'not a run of `method: condvit`')
-    check_backbone(found[0], about, folder, 'this CondViT')
+    check_backbone(backbone or found[0], about, folder, 'this CondViT')
     return net, about, found[0]
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #32e1a2ab

@@ -1,0 +1,90 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from cis_nb import api
+from cis_nb.api import Unsolved
+from cis_nb.backbones.conditional_vit import conditional_vit
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.experiments.entries import Entry
+from cis_nb.experiments.referred_search import (
+    FILTERED,
+    ReferredRun,
+    leads,
+    paper_table,
+    rank_referred,
+    referred_evidence,
+)
+from cis_nb.methods.condvit import CondViTMethod
+
+NAMES = {'condvit_category': 'CondViT (category)', 'vit_products' + FILTERED: 'ViT, filtered by category'}
+
+
+@pytest.fixture(scope='module')
+def world():
+    return api.get('benchmark', 'lrvsf').load('world', 12, 0, distractors=20)
+
+
+@pytest.fixture(scope='module')
+def model():
+    return load_backbone('tiny_xs', device='cpu')
+
+
+def condvit(model, **options):
+    net = conditional_vit(model, 0, **options).eval()
+    return Entry(CondViTMethod(name='condvit', title='CondViT', backbone=model, net=net))
+
+
+def lines(ranks: dict, seeds=(0, 1, 2)):
+    "Rankings of twenty queries by method, the same for every training seed."
+    rows = [
+        dict(method=m, seed=s, draw=0, task='category', query_id=q, reference=q, rank=r, gallery_size=9, distractors=5)
+        for m, ranked in ranks.items()
+        for s in seeds
+        for q, r in enumerate(ranked)
+    ]
+    return ReferredRun(None, None, [], [], pd.DataFrame(rows), {m: NAMES.get(m, m) for m in ranks})
+
+
+@pytest.mark.e2e
+def test_a_model_is_ranked_on_the_tasks_that_it_can_read(world, model, tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    entries = [condvit(model), condvit(model, condition='text', text_width=model.D)]
+    folders = rank_referred(entries, world, [0, 20])
+    tasks = [pd.read_parquet(f / 'rankings.parquet').task.unique().tolist() for f in folders]
+    assert tasks == [['category'], ['text']]
+    with pytest.raises(Unsolved, match='is no category of this model'):
+        entries[0].method.for_task(world.tasks['text'])
+
+
+@pytest.mark.e2e
+def test_filtered_rankings_are_kept_apart_and_never_worse(world, model, tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    entry = condvit(model, condition='none')
+    found = [pd.read_parquet(f / 'rankings.parquet') for f in rank_referred([entry], world, [20], [entry.name])]
+    plain, filtered = (t[t.task == 'category'].set_index('query_id') for t in found[:2])
+    assert set(filtered.method) == {entry.name + FILTERED} and (filtered['rank'] <= plain['rank']).all()
+    assert (filtered.gallery_size < plain.gallery_size).all()
+
+
+def test_evidence_says_by_how_much_condvit_leads():
+    good, bad = np.ones(20, int), np.full(20, 4)
+    (found,) = referred_evidence(lines(dict(zip(NAMES, (good, bad)))), 5)['L05']
+    assert (found['diff'], found['low'], found['high']) == (100, 100, 100)
+    (found,) = referred_evidence(lines(dict(zip(NAMES, (bad, good)))), 5)['L05']
+    assert found['diff'] == -100 and referred_evidence(lines({'condvit_category': good}), 5) == {}
+
+
+def test_leads_are_one_for_each_seed():
+    found = leads(lines(dict(zip(NAMES, ([1, 2] * 10, [2, 2] * 10)))), *map(str, list(NAMES)[:1]), list(NAMES)[1:], 5)
+    assert [c['diff'] for c in found[list(NAMES)[1]]] == [50, 50, 50]
+
+
+def test_an_unranked_number_of_distractors_is_refused():
+    with pytest.raises(ValueError, match=r'distractors: 7 were not ranked; there are \[5\]'):
+        lines({'condvit_category': [1] * 20}).among(7)
+
+
+def test_printed_tables_keep_their_order():
+    table = paper_table('lrvsf_table1')
+    assert list(table)[:3] == ['method', 'backbone', 'condition'] and table.iloc[0]['+10K'] == '16.9 / 67.4'
