@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
-from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_row, result_rows
+from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, pad_lists, result_row, result_rows
 from ..retrieval.metrics import METRICS, Metric, map_at_k, measures, ranks, recall_at_k
 from .image_text import format_cell
 from ..retrieval.search import l2_normalize_array
@@ -341,19 +341,14 @@ def expected_by_chance(n, G: int, metric: str, k: int) -> float:
     return float(np.mean([_chance_map_at_r(R, G) for R in n]))
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #95b39a02
-def _padded(lists) -> np.ndarray:  # (Q,P), 0 pads
-    width = max(map(len, lists))
-    return np.array([[*x, *[0] * (width - len(x))] for x in lists])
-
-
 def _rank_targets(q, gal, right: list, column: dict, names: list, rows: int) -> np.ndarray:  # (Q,P), 0 pads
     "The ranks of the ids `right` of each query by features (Q,D), (G,D), `rows` queries at a time."
     found = []
     for s in range(0, len(q), rows):
-        targets = _padded([[column[i] + 1 for i in ids] for ids in right[s : s + rows]]) - 1
+        targets = pad_lists([[column[i] for i in ids] for ids in right[s : s + rows]], -1)
         r = ranks(q[s : s + rows] @ gal.T, targets, names=names[s : s + rows])
         found += [[v for v in line if v] for line in r.tolist()]
-    return _padded(found)
+    return pad_lists(found, 0)
 
 
 def ranks_from_features(image, text, c: CaptionSet, rows: int = 500):
@@ -436,7 +431,7 @@ def ranks_from_rankings(rankings: dict, c: CaptionSet):
             for q, ids in right.items():
                 need = max(*CAPTION_KS, len(ids))
                 found.append(_target_ranks(rankings[way][q], ids, gallery, need, f'{way}, query {q}'))
-            out[way] = _padded(found)
+            out[way] = pad_lists(found, 0)
         return out
 
     return rank
@@ -506,7 +501,7 @@ def _fold_rows(rank, c: CaptionSet, parts: list, seed, extra, labels) -> tuple: 
         truth = GroundTruth('plain', {way: {}})
         for p in parts:
             truth.right[way].update(plain_ground_truth(p).right[way])
-        r = _padded([row for found in ranked for row in found[way].tolist()])
+        r = pad_lists([row for found in ranked for row in found[way].tolist()], 0)
         part = [n for n, found in enumerate(ranked) for _ in found[way]]
         protocols.append(ground_truth_protocol(truth, way, c, [len(p.images) for p in parts], extra))
         base = dict(labels, benchmark=protocols[-1].benchmark, task=way, metric='recall', protocol=protocols[-1].id)

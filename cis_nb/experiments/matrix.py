@@ -28,7 +28,14 @@ from cis_nb.experiments.comparison import (
 )
 from .entries import RANKING_COLUMNS, Entry, cached, compared_methods, known_as, read_cached
 from ..retrieval.metrics import METRICS
-from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, evaluate_benchmark, task_methods
+from cis_nb.retrieval.protocol import (
+    RESULT_COLUMNS,
+    Benchmark,
+    NoQueries,
+    evaluate_benchmark,
+    pad_lists,
+    task_methods,
+)
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #125cc28a
 def load_benchmark(name: str, data: str = 'world', world_seed: int = 0) -> Benchmark:
@@ -201,7 +208,7 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
 def query_scores(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:
     "Rankings with the main metric of each query in percent, `score`; of one task where the metric is that of one."
     mine = per_query[per_query.task == metric.task] if metric.task in set(per_query.task) else per_query
-    ranks = pd.DataFrame([*mine.ranks]).fillna(0).to_numpy(int)
+    ranks = pad_lists(mine.ranks, 0)
     return mine.assign(score=100 * METRICS[metric.metric](ranks, metric.k))
 
 
