@@ -402,7 +402,6 @@ PLANNED = {  # chapters that are not written yet
     '03_mining/synthetic',
     '04b_methods/compodiff',
     '06_evaluation/compodiff',
-    '06_evaluation/lrvsf',
     '07_ablations/condition_depth',
     '07_ablations/gallery_token',
     '07_ablations/guidance',
