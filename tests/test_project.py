@@ -409,7 +409,6 @@ PLANNED = {  # chapters that are not written yet
     '07_ablations/text_condition',
     '07_ablations/text_encoder',
     '08_scaling/denoising_steps',
-    '08_scaling/distractors',
     '08_scaling/synthetic_triplets',
 }
 CHAPTER = r'\b\d\d[a-z]?_\w+(?:/\w+)?'
