@@ -140,6 +140,20 @@ def test_a_notebook_exports_to_the_module_of_its_name(path):
         assert not written, 'an experiment page exports nothing'
 
 
+EXPERIMENT_PAGES = [p for p in NOTEBOOKS if re.match(r'0[6789]_', p.parent.name) or p.name == '05_train.ipynb']
+
+
+@pytest.mark.parametrize('path', EXPERIMENT_PAGES, ids=named)
+def test_an_experiment_page_asks_a_question_and_shows_its_finding(path):
+    "The question is a line of its own between the title and the first code; the finding is shown by one function."
+    cells = read_notebook(path)['cells']
+    text = [c['source'] for c in cells[:2] if c['cell_type'] == 'markdown']
+    assert any(re.match(r'[A-Z].*\?', line) for source in text for line in source.splitlines()), 'no question'
+    calls = [n for c in code_cells({'cells': cells}) for n in ast.walk(ast.parse(c['source']))]
+    names = [getattr(n.func, 'id', '') for n in calls if isinstance(n, ast.Call)]
+    assert names.count('show_finding') == 1, 'the finding is shown once, by show_finding(...)'
+
+
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=named)
 def test_links_between_notebooks_lead_somewhere(path):
     words = '\n'.join(c['source'] for c in read_notebook(path)['cells'] if c['cell_type'] == 'markdown')
