@@ -85,7 +85,6 @@ def simple_address(p: Product, photo: int) -> str:
 
 
 def worn_address(outfit, photo: int, which: int = None) -> str:
-    "The address of an image of an outfit, or with `which` of the cut-out of that product."
     "A person in an outfit; `which`: only the part around this product."
     ids = '-'.join(str(p.id) for p in outfit)
     return f'{DRAWN}complex/{ids}.{photo}' if which is None else f'{DRAWN}partial/{ids}.{photo}.{which}'
