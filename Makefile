@@ -1,4 +1,5 @@
-# The CIS Book. The first call makes .venv and installs everything (about 8.5 GB); later calls only when the requirements change.
+# The CIS Book. The first call makes .venv and installs everything (about 8.5 GB); later calls only when the
+# requirements change.
 PYTHON  ?= python3
 PROFILE ?= quick
 DATA    ?=
@@ -6,6 +7,8 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 READY   := $(VENV)/.ready
 CHECKED := nbs tests setup.py                  # what ruff reads; modules are written from notebooks
+OLD     := Python 3.10 or newer is needed: make PYTHON=python3.11
+PIP     := -m pip install --quiet --disable-pip-version-check
 PARALLEL := -n 2 --dist loadfile               # tests of one file share what they set up
 unexport PYTHONDONTWRITEBYTECODE   # else each of the many processes compiles every package anew, some ten seconds
 # an installer that reads other variables than pip does
@@ -27,11 +30,13 @@ help:
 
 $(READY): settings.ini setup.py pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=python3.11")'
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "$(OLD)")'
 	@echo "Installing into $(VENV) (about 8.5 GB, half a minute to some minutes)"
-	@{ $(PY) -m pip install --quiet --disable-pip-version-check uv && $(PY) -m uv pip install --quiet --python $(PY) -c constraints.txt -e '.[dev]'; } \
-	  || { echo "uv could not do it; pip takes some minutes longer"; $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; }
-	@$(PY) -c 'import papermill, cis_nb.train, cis_nb.book.site'   # compiles what they load, once, where two chapters at a time would do it twice
+	@{ $(PY) $(PIP) uv \
+	  && $(PY) -m uv pip install --quiet --python $(PY) -c constraints.txt -e '.[dev]'; } \
+	  || { echo "uv could not do it; pip takes some minutes longer"; $(PY) $(PIP) -c constraints.txt -e '.[dev]'; }
+	@# compiles what they load, once, where two chapters at a time would do it twice
+	@$(PY) -c 'import papermill, cis_nb.train, cis_nb.book.site'
 	@touch $(READY)
 
 book: $(READY)
@@ -58,7 +63,8 @@ test-chapter: $(READY)
 	$(PY) -m cis_nb.book.checks chapter '$(NB)'
 
 test: $(READY)   # pytest names what was skipped, also where a notebook has failed
-	@failed=0; $(VENV)/bin/nbdev_test --n_workers 2 || failed=1; $(PY) -m pytest $(PARALLEL) -rfEs || failed=1; exit $$failed
+	@failed=0; $(VENV)/bin/nbdev_test --n_workers 2 || failed=1; \
+	  $(PY) -m pytest $(PARALLEL) -rfEs || failed=1; exit $$failed
 
 export: $(READY)
 	$(VENV)/bin/nbdev_export
@@ -71,4 +77,5 @@ clean:
 	find reports -mindepth 1 -maxdepth 1 -not -name README.md -not -name reference -exec rm -rf {} +
 
 constraints: $(READY)   # the versions that installations use; by hand, now and then
-	$(PY) -m uv pip compile setup.py --extra dev --extra detect --extra dedup --universal --python-version 3.10 --no-header --no-annotate --quiet -o constraints.txt --upgrade
+	$(PY) -m uv pip compile setup.py --extra dev --extra detect --extra dedup --universal --python-version 3.10 \
+	  --no-header --no-annotate --quiet -o constraints.txt --upgrade

@@ -463,7 +463,8 @@ def names(kind: str) -> list:
 
 
 def register(kind: str, plugin):
-    "Register an object of a notebook for as long as its process lives; a package has entry points instead."
+    """Register an object of a notebook for as long as its process lives; a package has entry points instead.
+    ValueError if the name is taken."""
     if plugin.name in names(kind) and plugin.name not in _in_this_process[kind]:
         raise ValueError(f'{kind}: {plugin.name!r} is registered already; choose another name')
     _in_this_process[kind][plugin.name] = plugin
@@ -472,7 +473,7 @@ def register(kind: str, plugin):
 
 @lru_cache(maxsize=None)
 def get(kind: str, name: str):
-    "The registered object of a name; a class is instantiated, a table read at the name."
+    "The registered object of a name: a class is instantiated, a table read at the name; ValueError if unknown."
     if name not in names(kind):
         raise ValueError(f'{kind}: {name!r} is not registered; {_choices(name, names(kind))}')
     if name in _in_this_process[kind]:

@@ -140,6 +140,20 @@ def test_a_notebook_exports_to_the_module_of_its_name(path):
         assert not written, 'an experiment page exports nothing'
 
 
+EXPERIMENT_PAGES = [p for p in NOTEBOOKS if re.match(r'0[6789]_', p.parent.name) or p.name == '05_train.ipynb']
+
+
+@pytest.mark.parametrize('path', EXPERIMENT_PAGES, ids=named)
+def test_an_experiment_page_asks_a_question_and_shows_its_finding(path):
+    "The question is a line of its own between the title and the first code; the finding is shown by one function."
+    cells = read_notebook(path)['cells']
+    text = [c['source'] for c in cells[:2] if c['cell_type'] == 'markdown']
+    assert any(re.match(r'[A-Z].*\?', line) for source in text for line in source.splitlines()), 'no question'
+    calls = [n for c in code_cells({'cells': cells}) for n in ast.walk(ast.parse(c['source']))]
+    names = [getattr(n.func, 'id', '') for n in calls if isinstance(n, ast.Call)]
+    assert names.count('show_finding') == 1, 'the finding is shown once, by show_finding(...)'
+
+
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=named)
 def test_links_between_notebooks_lead_somewhere(path):
     words = '\n'.join(c['source'] for c in read_notebook(path)['cells'] if c['cell_type'] == 'markdown')
@@ -286,19 +300,27 @@ def test_every_requirement_is_used():
     assert not gone, 'it is no longer run there'
 
 
+TESTS = [(named(p), p.read_text(encoding='utf-8')) for p in sorted((ROOT / 'tests').rglob('*.py'))]
+SCRIPTS = [(name, (ROOT / name).read_text(encoding='utf-8')) for name in ('CONTRIBUTING.md', 'Makefile', '.ci/run')]
+
+
 def test_no_line_is_longer_than_120_columns():
-    lines = [(where, line) for where, text in code_texts() for line in text.splitlines()]
+    lines = [(where, line) for where, text in [*code_texts(), *TESTS, *SCRIPTS] for line in text.splitlines()]
     long = [f'{where}: {len(line)} columns: {line[:60]}' for where, line in lines if len(line) > 120]
     assert not long, '\n'.join(['', *long])
 
 
 def test_no_function_is_longer_than_40_lines():
     "The training loop aside."
-    found = [(where, n) for where, text in code_texts() for n in ast.walk(ast.parse(text))]
+    found = [(where, n) for where, text in [*code_texts(), *TESTS] for n in ast.walk(ast.parse(text))]
     sizes = [(where, n.name, n.end_lineno - n.lineno + 1) for where, n in found if isinstance(n, ast.FunctionDef)]
     loop = ('cis_nb/training/loop.py', 'train')
     long = [f'{where}: {name}: {n} lines' for where, name, n in sizes if n > 40 and (where, name) != loop]
     assert not long, '\n'.join(['', *long])
+
+
+def is_world_literal(node) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 'world'
 
 
 def compares_world(node) -> bool:
@@ -306,16 +328,35 @@ def compares_world(node) -> bool:
     if not isinstance(node, ast.Compare):
         return False
     sides = (node.left, *node.comparators)
-    constants = [c for side in sides for c in (side, *getattr(side, 'elts', ()))]
-    return any(isinstance(c, ast.Constant) and c.value == 'world' for c in constants)
+    return any(is_world_literal(c) for side in sides for c in (side, *getattr(side, 'elts', ())))
+
+
+def looks_up_world(node) -> bool:
+    "Whether an expression has 'world' as a key, or gives it to a function; the store's kind of run aside."
+    if isinstance(node, ast.Dict):
+        return any(map(is_world_literal, node.keys))
+    if isinstance(node, ast.Subscript):
+        return is_world_literal(node.slice)
+    if not isinstance(node, ast.Call):
+        return False
+    name = getattr(node.func, 'id', '')
+    key = name == 'dict' and any(k.arg == 'world' for k in node.keywords)
+    given = [*node.args, *(k.value for k in node.keywords)]
+    return key or name not in ('stored', 'Field') and any(map(is_world_literal, given))
 
 
 def test_no_code_compares_a_name_with_world():
-    "All ask `is_world`, which compares with the constant."
-    for text, compared in (("a == 'world'", True), ("a not in ('x', 'world')", True), ("f(a, 'world') > 1", False)):
-        assert compares_world(ast.parse(text, mode='eval').body) == compared
+    "All ask `is_world`, which compares with the constant; modules look nothing up under the literal either."
+    for text, found in (("a == 'world'", True), ("a not in ('x', 'world')", True), ("f(a, 'world') > 1", False)):
+        assert compares_world(ast.parse(text, mode='eval').body) == found
+    looked_up = "dict(world=f)", "{'world': f}", "a['world']", "f(x='world')", "f(a, 'world')"
+    for text, found in [*((t, True) for t in looked_up), ("stored('world', 'n')", False), ("a == 'world'", False)]:
+        assert looks_up_world(ast.parse(text, mode='eval').body) == found, text
     code = [(where, n) for where, text in code_texts() for n in ast.walk(ast.parse(text))]
     assert not [f'{where}: {ast.unparse(n)}; ask is_world' for where, n in code if compares_world(n)]
+    modules = {named(p) for p in MODULES}
+    used = [f'{where}: {ast.unparse(n)}' for where, n in code if where in modules and looks_up_world(n)]
+    assert not used, 'use WORLD, or a function of data.datasets'
 
 
 @pytest.mark.parametrize('fails', ['nbdev_test', 'python', ''])

@@ -127,7 +127,8 @@ def _secret_targets(path, entries, files) -> dict:
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #8c756c83
 def read_cirr(root, split: str = 'val') -> Cirr:
-    "The annotations of a split, in `cirr/` below `root` or in `root` itself; no image is needed."
+    """The annotations of a split, in `cirr/` below `root` or in `root` itself; no image is needed. ValueError for an
+    unknown split or a faulty entry, which it names with its file; FileNotFoundError for a missing file."""
     if split not in CIRR_SPLITS:
         raise ValueError(f'unknown split {split!r}; the splits are {", ".join(CIRR_SPLITS)}')
     folder = next((p for p in (Path(root) / 'cirr', Path(root)) if (p / 'captions').is_dir()), Path(root) / 'cirr')
@@ -250,7 +251,8 @@ def load_cirr(
     images: bool = True,  # False: read no file, for features from elsewhere
     ks: tuple = None,  # those of `CIRR_KS` if not given
 ) -> Task:
-    "The full or the subset task of CIRR, with what is there of its images."
+    """The full or the subset task of CIRR, with what is there of its images. ValueError for an unknown task or gallery,
+    and for a split whose targets are not in the folder; else raises as `read_cirr`."""
     if task not in CIRR_TASKS or gallery not in CIRR_GALLERIES:
         raise ValueError(
             f'task {task!r} and gallery {gallery!r}: the tasks are {CIRR_TASKS}, the galleries {CIRR_GALLERIES}'
@@ -381,7 +383,7 @@ def _submission_fault(s, c: Cirr) -> str:
 def _once(items):
     "An object whose keys occur once."
     if twice := [k for k, n in Counter(k for k, _ in items).items() if n > 1]:
-        raise ValueError(f'pair {twice[0]} occurs twice')
+        raise ValueError(f'pair {twice[0]} occurs twice; give each pair id one list of images')
     return dict(items)
 
 

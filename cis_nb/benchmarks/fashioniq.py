@@ -120,7 +120,8 @@ def _pair_fault(candidate, target, names: set) -> str:
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #ccb7812e
 def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> FashionIQ:
-    "The annotations of a split of a category; no image is needed."
+    """The annotations of a split of a category; no image is needed. ValueError for an unknown name, a repeated image or
+    a faulty entry, which it names with its file; FileNotFoundError for a missing file."""
     folder, path, listed = _files(root, category, split)
     entries, names = _contents(path, listed, secret := split == 'test')
     if twice := [n for n, k in Counter(names).items() if k > 1]:

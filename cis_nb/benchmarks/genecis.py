@@ -123,7 +123,7 @@ def read_templates(path) -> list:
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #46aceccb
 def crop_box(size, bbox, d=0.7, mode='official') -> tuple:  # left, top, right, bottom
-    "The enlarged box in whole pixels."
+    "The enlarged box in whole pixels; ValueError if it has no area, lies outside the image or is below a pixel."
     (W, H), (x, y, w, h) = size, bbox
     if not (w > 0 and h > 0 and all(map(math.isfinite, bbox))):
         raise ValueError(f'the box {list(bbox)} has no area')

@@ -678,7 +678,7 @@ def _copy_run_files(e, to: Path):
 
 # %% ../../nbs/10_book/01_site.ipynb #2b097990
 def build_html(src: Path, out: Path) -> str:  # warnings
-    "Build the site from its sources; the old one stays until the new one is complete."
+    "Build the site from its sources; the old one stays until the new one is complete. RuntimeError if Sphinx fails."
     build = out.with_name('.build')
     shutil.rmtree(build, ignore_errors=True)
     options = ['-b', 'html', '-q', '-j', 'auto', '-d', build / 'trees']

@@ -287,9 +287,9 @@ def _bound(nb: dict) -> set:
 
 def _injected(namespace: dict) -> dict:
     "What the cell that papermill has added says; where none was added, nothing."
-    found, added = {}, [source for source in namespace.get('In', []) if source.startswith('# Parameters\n')]
-    exec(added[-1] if added else '', {}, found)
-    return found
+    added = [source for source in namespace.get('In', []) if source.startswith('# Parameters\n')]
+    statements = ast.parse(added[-1] if added else '').body
+    return dict(_literal(s, 'the parameters given to papermill') for s in statements)
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #4bd22e51
 def collect_parameters(namespace: dict, chapter: str, others: bool = False) -> dict:

@@ -36,7 +36,7 @@ from cis_nb.experiments.comparison import (
     verdict,
     interval_envelope,
 )
-from ..methods.lincir import NOISES, noise
+from ..methods.lincir import NOISES, sample_noise
 from ..retrieval.metrics import ranks
 from ..retrieval.statistics import bootstrap_ci, families_of
 from ..core.experiment_files import defaults, notebooks, read_notebook, receipt_path
@@ -259,7 +259,8 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
     )
     over = {what: one.groupby(what).mean() for what in ('seed', 'draw')}
     if not len(t) or min(map(len, over.values())) < 3:
-        raise ValueError('fewer than three seeds or three draws')
+        found = f'{t.seed.nunique()} seeds and {t.draw.nunique()} draws of {method!r}'
+        raise ValueError(f'{found}; at least three of each are needed: set `seeds` and `draws` of the evaluation')
     ends = {
         w: (
             v.std()
@@ -392,8 +393,8 @@ def noise_lengths(n=4000, D=768, times=3, seed=0) -> Outcome:
     "N09: spread of the length of noise, as a share of its mean, for the product and the widest of the others."
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        length = {law: noise(law, (n, D)).norm(dim=-1).numpy() for law in NOISES if law != 'none'}
-    spread = {law: bootstrap_spread(v, seed) for law, v in length.items()}
+        length = {name: sample_noise(name, (n, D)).norm(dim=-1).numpy() for name in NOISES if name != 'none'}
+    spread = {name: bootstrap_spread(v, seed) for name, v in length.items()}
     product, widest = spread.pop('product'), max(spread.values())
     words = (
         f'product {100 * product[0]:.0f} % [{100 * product[1]:.0f}, {100 * product[2]:.0f}]; the widest of the others'
@@ -417,7 +418,7 @@ def bootstrap_spread(v, seed=0, n=300) -> tuple:  # value, low, high
     return float(v.std() / v.mean()), *(float(x) for x in np.percentile(rows.std(1) / rows.mean(1), [2.5, 97.5]))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4e00080d
-def tests(run, folder, composed=None) -> dict:  # claim -> test, tasks that it needs
+def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that it needs
     "What can be tested on one evaluation of GeneCIS, the folder of its templates, and one of the composed sets."
     found = dict(
         G01=(lambda: sum_beats_parts(run), TASKS),
@@ -433,7 +434,7 @@ def tests(run, folder, composed=None) -> dict:  # claim -> test, tasks that it n
         G11=(lambda: spread(run), TASKS),
         N09=(noise_lengths, ()),
     )
-    return found if composed is None else found | dict(G12=(lambda: mined_leads_on_cirr(composed), ()))
+    return found if composed_run is None else found | dict(G12=(lambda: mined_leads_on_cirr(composed_run), ()))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d3be1864
 def judge_one(test, there: set, needs=()) -> Outcome:
@@ -451,12 +452,12 @@ def judge_one(test, there: set, needs=()) -> Outcome:
         return Outcome(f'no rankings of {e}', NOT_HERE)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d1765bd8
-def judge(run, folder, composed=None, evidence=None) -> pd.DataFrame:  # id, effect, verdict, comparisons
+def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id, effect, verdict, comparisons
     """Verdicts on all claims; `evidence` (claim -> comparisons, or why there are none) comes from the receipts of
     other chapters."""
     rows = [
         (i, *judge_one(test, set(run.per_query.task), needs))
-        for i, (test, needs) in tests(run, folder, composed).items()
+        for i, (test, needs) in tests(run, folder, composed_run).items()
     ]
     rows += [(i, *judge_one(lambda c=c: c, set())) for i, c in (evidence or {}).items()]
     done = {i for i, *_ in rows}

@@ -43,8 +43,10 @@ def hits(
 ) -> pd.DataFrame:  # one line per query, one column per method: percent of its seeds, 0 or 100 if it has one
     "Percent of its seeds in which each method ranks a target within the first `k`; ValueError if queries differ."
     t, query = with_seed(per_query), ['draw', 'task', 'query_id']
-    if t.duplicated(['method', 'seed', *query]).any():
-        raise ValueError('a method has two rankings of one query')
+    if (twice := t.duplicated(['method', 'seed', *query])).any():
+        first = t[twice].iloc[0]
+        where = f'method {first.method!r}, seed {first.seed}, task {first.task!r}, query {first.query_id!r}'
+        raise ValueError(f'{where}: two rankings of one query; drop the repeated line')
     n_seeds = t.groupby('method').seed.nunique()
     wide = (
         t.assign(hit=t[of] if of else (t['rank'] <= k) * 100.0)
@@ -52,8 +54,13 @@ def hits(
         .hit.agg(['mean', 'size'])
         .unstack()
     )
-    if (wide['size'] != n_seeds).any(axis=None):
-        raise ValueError('the methods have not ranked the same queries')
+    if (odd := wide['size'].fillna(0).ne(n_seeds)).any(axis=None):
+        draw, task, query_id, name = odd.stack().idxmax()
+        ranked = f'{wide["size"].fillna(0).loc[(draw, task, query_id), name]:.0f} of {n_seeds[name]} seeds'
+        raise ValueError(
+            f'method {name!r}, task {task!r}, query {query_id!r}: ranked with {ranked}; the methods have not ranked the'
+            ' same queries: compare those that all have ranked'
+        )
     return wide['mean']
 
 

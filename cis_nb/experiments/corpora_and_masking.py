@@ -18,7 +18,7 @@ import torch
 
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
 from ..core.plotting import draw_intervals, page
-from ..data.roots import WORLD, is_world
+from ..data.datasets import language_tools
 from .comparison import read_printed
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
@@ -45,8 +45,9 @@ def corpus_changes(corpora: list, lines: int, seed: int = 0) -> dict:  # corpus 
     changes = {}
     for name in corpora:
         parts = name.split(' + ')
-        parser = WORLD if all(is_world(part) or part in TEXT_STYLES for part in parts) else 'auto'
-        changes[name] = dict(corpus=' + '.join(text_source(s, lines, seed) for s in parts), parser=parser)
+        changes[name] = dict(
+            corpus=' + '.join(text_source(s, lines, seed) for s in parts), parser=language_tools(*parts)
+        )
     return changes
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #fe4c61bf

@@ -22,6 +22,7 @@ from ..backbones.loading import load_backbone
 from ..core.experiment_files import parameters
 from ..core.plotting import forest
 from ..data.datasets import image_text_pairs
+from ..data.roots import WORLD
 from ..data.image_sources import ImageSource
 from .combiner_ablations import claim_evidence
 from .comparison import contrast_seeds, interval_envelope, read_printed, verdict
@@ -95,7 +96,8 @@ def run_sweep(
     p: dict,  # the parameters of a chapter
     whole: bool = False,  # one of the sets has to be searched as a whole
 ) -> MatrixRun:
-    "The sets, ranked by the baselines and by every variant."
+    """The sets, ranked by the baselines and by every variant. ValueError if `sets` names none, or with `whole` none
+    that is searched as a whole; FileNotFoundError if no set is there."""
     if not p['sets']:
         raise ValueError('sets: name at least one of ' + ', '.join(benchmarks_of(p)))
     found, missing = load_sets(p)
@@ -231,7 +233,7 @@ def self_retrieval(entry, b) -> float:  # percent
 @torch.no_grad()
 def paired_features(model, n: int = 400, seed: int = 0) -> tuple:  # (n,D), (n,D)
     "Features of held-out images of the drawn world and of their captions."
-    images, texts = image_text_pairs('world', 'val', n, seed, model.image_size).batch(np.arange(n))
+    images, texts = image_text_pairs(WORLD, 'val', n, seed, model.image_size).batch(np.arange(n))
     return model.encode_image(model.normalise(images)).float().cpu(), model.encode_text(texts).float().cpu()
 
 

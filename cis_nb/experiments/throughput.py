@@ -30,7 +30,8 @@ from ..backbones.features import Features
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
-from ..data.roots import WORLD, find_data, is_world
+from ..data.datasets import captions_root, captions_title, language_tools
+from ..data.roots import WORLD, find_data
 from .genecis import share_images
 from ..methods.baselines import method
 from ..methods.combiner import training_rates
@@ -41,7 +42,6 @@ from ..mining.parsers import find_parser
 from ..retrieval.protocol import RESULT_COLUMNS, Task, evaluate
 from ..training.loop import accelerator_for, adamw, update
 from ..world.captions import WorldPairs
-from ..world.layouts import world_root
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #09fb8110
 def call_seconds(work, repeats: int, device='cpu') -> list:
@@ -270,9 +270,10 @@ def captions_and_parser(data: str, n: int) -> tuple:  # list of at most n captio
     "Captions of `world`, `auto` (flickr8k below CIS_DATA if it is there, else the world), a folder or a file."
     if data == 'auto':
         data = str(find_data('flickr8k') or WORLD)
-    folder = world_root(0, 0, max(100, min(n // 5, 2000))) / 'captions' if is_world(data) else data
+    folder = captions_root(data, max(100, min(n // 5, 2000)), files=True, what='caption_data')
     captions = [c for *_, c in read_captions(folder, 'all', limit=n)[0]]
-    return captions, WORLD if is_world(data) else find_parser()
+    tools = language_tools(data)
+    return captions, find_parser() if tools == 'auto' else tools
 
 
 def parsing_table(rates: dict) -> pd.DataFrame:
@@ -325,9 +326,10 @@ def caption_corpus(captions: list, parser: str) -> Corpus:
 def corpus_sentence(corpus: Corpus, parser: str) -> str:
     "How many captions a corpus has, and how long they are."
     tokens = np.diff(corpus.starts)
-    language = 'captions of the world' if is_world(parser) else 'English captions'
     longest = np.quantile(tokens, 0.95)
-    return f'{len(corpus):,} {language}, {tokens.mean():.1f} tokens on average, 95 % at most {longest:.0f}'
+    return (
+        f'{len(corpus):,} {captions_title(parser)}, {tokens.mean():.1f} tokens on average, 95 % at most {longest:.0f}'
+    )
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #28685c07
 def lincir_table(rates: pd.DataFrame) -> pd.DataFrame:

@@ -171,8 +171,8 @@ def step_parts(model, corpus: Corpus, batch_size: int, rng: np.random.Generator)
     def step(objective):
         return training_step(objective, batch_size, acc, rng)
 
-    lincir = SelfMasking(model, phi(), corpus, {}, kept=False)
-    lincir.kept = np.zeros((len(corpus), model.D), np.float32)  # the values make no difference to the clock
+    lincir = SelfMasking(model, phi(), corpus, {}, store_features=False)
+    lincir.text_features = np.zeros((len(corpus), model.D), np.float32)  # the values make no difference to the clock
     return dict(
         lincir=step(lincir),
         read=acc.autocast()(lambda: lincir.meaning(corpus.whole(np.arange(batch_size), model.context))),

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TEMPLATES', 'VOCABULARIES', 'GRAMMARS', 'world_concepts', 'read_concepts', 'concept_features', 'nearest_concepts',
            'described', 'beside', 'grammar', 'language_model_phrases', 'one_line', 'insert_placeholder',
-           'write_phrases', 'phrase_generator', 'phrase_sources', 'phrase_folder', 'Phrases', 'read_phrases',
+           'write_phrases', 'phrase_writer', 'phrase_sources', 'phrase_folder', 'Phrases', 'read_phrases',
            'cosine_distance', 'invert', 'inverted_tokens', 'distillation_loss', 'Searle', 'SearleOTI', 'searle_oti',
            'SearleConfig', 'SearlePlugin']
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from ..api import Plugin, TrainingConfig
 from ..benchmarks.cirr import load_cirr
-from ..data.roots import cirr_root, data_root
+from ..data.roots import WORLD, cirr_root, data_root
 from ..core.report import progress
 from ..core.store import stored
 from ..backbones.clip import no_placeholder
@@ -77,7 +77,7 @@ def world_concepts() -> list:
     return [name for t in THINGS for name in THING_NOUNS.get(t, (t,))]
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #076940c2
-VOCABULARIES = dict(world=world_concepts)  # those that need no file
+VOCABULARIES = {WORLD: world_concepts}  # those that need no file
 
 
 def read_concepts(vocabulary: str) -> list:
@@ -153,7 +153,7 @@ def beside(rng) -> str:
     return rng.choice(['stands near', 'goes with', 'hides behind']) + ' ' + with_article(str(rng.choice(THINGS)))
 
 
-GRAMMARS = dict(world=described, beside=beside)
+GRAMMARS = {WORLD: described, 'beside': beside}
 
 
 def grammar(name: str, concept: str, n: int, rng) -> list:
@@ -229,31 +229,29 @@ def write_phrases(folder: Path, names, write, portion: int = 64):
         (folder / f'{name}.json').write_text(json.dumps(what, indent=0), encoding='utf-8')
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #dfb4a2ca
-def phrase_generator(generator, n: int, seed: int, device='cpu'):  # -> write(i, concept) -> phrases
+def phrase_writer(phrase_generator: str, n: int, seed: int, device='cpu'):  # -> write(i, concept) -> phrases
     "A grammar of the world, or a language model."
-    if generator in GRAMMARS:
-        return lambda i, concept: grammar(generator, concept, n, np.random.default_rng([seed, i]))
-    return language_model_phrases(data_root(generator, what='phrase_generator'), n, seed, device)
+    if phrase_generator in GRAMMARS:
+        return lambda i, concept: grammar(phrase_generator, concept, n, np.random.default_rng([seed, i]))
+    return language_model_phrases(data_root(phrase_generator, what='phrase_generator'), n, seed, device)
 
 
-def phrase_sources(
-    vocabulary='world', generator='world'
-) -> list:  # names; a grammar's, or the folder of a language model, which counts by what lies in it
-    "What phrases are made from."
+def phrase_sources(vocabulary: str = WORLD, phrase_generator: str = WORLD) -> list:
+    "What phrases are made from: the concepts, and the name of a grammar or the folder of a language model."
     return [
         str(read_concepts(vocabulary)),
-        generator if generator in GRAMMARS else data_root(generator, what='phrase_generator'),
+        phrase_generator if phrase_generator in GRAMMARS else data_root(phrase_generator, what='phrase_generator'),
     ]
 
 
-def phrase_folder(vocabulary='world', generator='world', n=16, seed=0, device='cpu') -> Path:
+def phrase_folder(vocabulary=WORLD, phrase_generator=WORLD, n=16, seed=0, device='cpu') -> Path:
     "Phrases about every concept of a vocabulary, made once."
     return stored(
         'phrases',
         Path(vocabulary).stem,
         dict(n=n, seed=seed),
-        lambda to: write_phrases(to, read_concepts(vocabulary), phrase_generator(generator, n, seed, device)),
-        inputs=phrase_sources(vocabulary, generator),
+        lambda to: write_phrases(to, read_concepts(vocabulary), phrase_writer(phrase_generator, n, seed, device)),
+        inputs=phrase_sources(vocabulary, phrase_generator),
         resume=True,
     )
 
@@ -338,12 +336,13 @@ def inverted_tokens(backbone, key: str, features, phrases: Phrases, near, c, blo
         words = invert(backbone, features[rows], near[rows], phrases, c.search_steps, c.search_lr, seed=c.seed)
         return words, range(len(part)), {}
 
-    settings = dict(few=c.num_concepts_inversion, search_steps=c.search_steps, search_lr=c.search_lr, seed=c.seed)
+    names = 'num_concepts_inversion search_steps search_lr seed'.split()
+    settings = {name: getattr(c, name) for name in names}
     folder = stored(
         'words',
         f'{backbone.name}-searle',
         dict(backbone=backbone.name, dtype=precision(backbone), n=len(features), block=block, **settings),
-        lambda to: fill_blocks(to, list(range(len(features))), backbone.W, encode, block, 'searches'),
+        lambda to: fill_blocks(to, list(range(len(features))), backbone.W, encode, block, 'pseudo-words'),
         inputs=[backbone.fingerprint, key, phrases.folder],
         resume=True,
     )
@@ -433,8 +432,8 @@ class SearleConfig(TrainingConfig):
     width: int = Field(0, ge=0, description='hidden width of φ; 0: 4D, as published')
     dropout: float = Field(0.5, ge=0, lt=1, description='dropout of φ')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
-    vocabulary: str = Field('world', description='concepts: world, or a file with a name a line')
-    phrase_generator: str = Field('world', description='a grammar of the world, or the folder of a language model')
+    vocabulary: str = Field(WORLD, description='concepts: world, or a file with a name a line')
+    phrase_generator: str = Field(WORLD, description='a grammar of the world, or the folder of a language model')
     phrases: int = Field(16, ge=1, description='phrases per concept')
     num_concepts_inversion: int = Field(15, ge=1, description='nearest concepts in the optimisation (published: 15)')
     num_concepts_distillation: int = Field(150, ge=1, description='nearest concepts in the training (published: 150)')

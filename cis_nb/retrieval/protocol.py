@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from ..core.parameters import one_of
 from ..core.store import fingerprint
 from .metrics import METRICS, first_ranks, measures
 from .ranking import rank_gallery, rank_own_galleries
@@ -45,8 +46,7 @@ class Protocol:
 
     def __post_init__(self):
         for name, known in _choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f'{name} must be one of {known}, not {getattr(self, name)!r}')
+            one_of(name, getattr(self, name), known)
         if not 0 <= self.coverage <= 1:
             raise ValueError(f'coverage is a share from 0 to 1, not {self.coverage}')
         if '{condition}' not in self.prompt:
@@ -99,14 +99,14 @@ def _all_images(queries, shared) -> list:
 def _check_queries(q: pd.DataFrame, shared, name: str):
     "Refuse a table that cannot be ranked; name the query and say what to do."
     if len(twice := q.query_id[q.query_id.duplicated()]):
-        raise ValueError(f'{name}: query id {twice.iloc[0]!r} is used twice')
+        raise ValueError(f'{name}: query id {twice.iloc[0]!r} is used twice; give each query an id of its own')
     whole = None if shared is None else set(shared)
     for r in q.itertuples():
         gallery = whole if whole is not None else set(r.gallery)
         if not isinstance(r.condition, str):
-            raise ValueError(f'{name}, query {r.query_id}: the condition is not text: {r.condition!r}')
+            raise ValueError(f'{name}, query {r.query_id}: the condition is not text: {r.condition!r}; give a str')
         if not r.targets:
-            raise ValueError(f'{name}, query {r.query_id} has no target')
+            raise ValueError(f'{name}, query {r.query_id} has no target; name its targets or leave it out')
         if gone := [t for t in r.targets if t not in gallery]:
             raise ValueError(
                 f'{name}, query {r.query_id}: target {gone[0]!r} is not in the gallery; `reachable` leaves such'

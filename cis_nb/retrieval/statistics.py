@@ -58,7 +58,7 @@ def paired_bootstrap(
     seed: int = 0,
     level=0.95,
 ) -> Difference:
-    "The mean of `a-b` over queries, its interval, and a two-sided p-value."
+    "Mean of `a-b` over queries, its interval, a two-sided p-value; ValueError if the numbers of values differ."
     a, b = np.asarray(a, float), np.asarray(b, float)
     if a.shape != b.shape:
         raise ValueError(f'{len(a)} and {len(b)} values: a paired comparison needs the same queries in the same order')

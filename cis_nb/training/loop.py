@@ -324,7 +324,8 @@ def train(
     dtype: str = 'auto',  # 'auto', 'float32', 'bfloat16'
     device: str = 'auto',  # 'auto', 'cpu', 'cuda'
 ) -> pd.DataFrame:  # the history, a row per interval
-    "Train an objective, from its last checkpoint if there is one, and save the best weights."
+    """Train an objective, from its last checkpoint if there is one, and save the best weights. ValueError if `steps` is
+    below 1; FloatingPointError if a loss or gradient is not finite."""
     if steps < 1:
         raise ValueError(f'steps must be an integer ≥ 1, got {steps}')
     folder, acc, modules = Path(folder), accelerator_for(device, dtype), objective.modules

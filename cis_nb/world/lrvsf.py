@@ -80,6 +80,7 @@ DrawnAddress = namedtuple('DrawnAddress', 'kind numbers photo which')
 
 
 def simple_address(p: Product, photo: int) -> str:
+    "The address of an image of a product alone."
     return f'{DRAWN}simple/{p.id}.{photo}'
 
 
@@ -188,12 +189,14 @@ def image_row(url: str, kind: str, product_id, split: str, text: str, **more) ->
 
 
 def simple_row(p: Product, photo: int, split: str) -> dict:
+    "The row of an image of a product alone, with category and two captions."
     first, second = product_captions(p)
     more = dict(CATEGORY=p.category, blip2_caption1=first, blip2_caption2=second)
     return image_row(simple_address(p, photo), 'SIMPLE', p.id, GALLERY_SPLIT[split], second, **more)
 
 
 def complex_row(item: SplitProduct, photo: int, split: str, partial: bool) -> dict:
+    "The row of an image of the outfit that has a product; `partial`: of the cut-out of the product in it."
     url = worn_address(item.outfit, photo, item.outfit.index(item.product) if partial else None)
     kind = 'PARTIAL_COMPLEX' if partial else 'COMPLEX'
     return image_row(url, kind, item.product.id, QUERY_SPLIT[split], look_caption(item.outfit, photo))

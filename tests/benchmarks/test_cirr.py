@@ -128,8 +128,9 @@ def test_the_page_counts_what_the_released_files_hold():
 def test_how_many_sentences_have_no_word_of_change():
     "The world's share of describing sentences (01e) follows this count."
     words = (
-        r'remov(?:e[sd]?|ing)|replac(?:e[sd]?|ing)|chang(?:e[sd]?|ing)|add(?:s|ed|ing)?|mak(?:es?|ing)|made|turn(?:s|ed|ing)?|put(?:s|ting)?|'
-        r'tak(?:es?|en|ing)|took|mov(?:e[sd]?|ing)|keep(?:s|ing)?|kept|delet(?:e[sd]?|ing)|instead|same|different|more|less|fewer|rather|than|without|no|not'
+        r'remov(?:e[sd]?|ing)|replac(?:e[sd]?|ing)|chang(?:e[sd]?|ing)|add(?:s|ed|ing)?|mak(?:es?|ing)|made|'
+        r'turn(?:s|ed|ing)?|put(?:s|ting)?|tak(?:es?|en|ing)|took|mov(?:e[sd]?|ing)|keep(?:s|ing)?|kept|'
+        r'delet(?:e[sd]?|ing)|instead|same|different|more|less|fewer|rather|than|without|no|not'
     )
     said = load_cirr(DATA / 'cirr', images=False).queries.condition
     assert (
@@ -382,6 +383,13 @@ def test_submissions_that_a_server_would_refuse(tmp_path):
     with pytest.raises(ValueError, match='unknown kind'):
         write_cirr_submission(lists['recall'], 'R@50', tmp_path / 'never.json', c)
     assert not (tmp_path / 'never.json').exists()
+
+
+def test_files_that_are_no_submission(tmp_path):
+    small_set(tmp_path, 2, n_sets=10)
+    c = read_cirr(tmp_path)
+    lists = cirr_ranked_lists(fused(features(2)[1]), c)
+    path = write_cirr_submission(lists['recall'], 'recall', tmp_path / 's.json', c)
     for text, why in (
         ('{', 'no submission'),
         ('[]', 'is list'),

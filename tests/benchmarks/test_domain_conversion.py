@@ -122,7 +122,7 @@ def test_lists_with_pictures_without_and_with_some(tmp_path):
     )
     with pytest.raises(ValueError, match="domain: 'real' is none of cartoon, toy"):
         load_domains(D, ['real'])
-    with pytest.raises(ValueError, match='reference must be one of'):
+    with pytest.raises(ValueError, match='reference: .* is none of'):
         load_domains(read_domains(tmp_path), reference='gone')
 
 
@@ -206,15 +206,15 @@ class Eye:
         return torch.ones(len(texts), 6)
 
 
+def two_classes_of_wax(folder):
+    "Three domains; half of the classes have no image in `wax`."
+    counts = dict(photo=('abcd', 3), wax=('ab', 4), ice=('abcd', 2))
+    files = [f'{d}/{c}/{n}.jpg' for d, (classes, size) in counts.items() for c in classes for n in range(size)]
+    return read_folders(put(folder, files))
+
+
 def test_impossible_queries_count_as_failures_where_asked(tmp_path):
-    D = read_folders(
-        put(
-            tmp_path / 's',
-            [f'photo/{c}/{n}.jpg' for c in 'abcd' for n in range(3)]
-            + [f'wax/{c}/{n}.jpg' for c in 'ab' for n in range(4)]
-            + [f'ice/{c}/{n}.jpg' for c in 'abcd' for n in range(2)],
-        )
-    )
+    D = two_classes_of_wax(tmp_path / 's')
     assert (
         {d: len(impossible(D, d)) for d in domains_of(D)} == {'ice': 0, 'wax': 6}
         and best_possible(D, 'wax', 1) == pytest.approx(12.5)

@@ -75,7 +75,7 @@ def test_what_a_run_is_called_costs_no_look_at_a_picture(store, monkeypatch, nam
 
     for f in ('encode_image', 'encode_text', 'encode_ids'):
         monkeypatch.setattr(tiny, f, never)
-    monkeypatch.setattr(S, 'phrase_generator', never)
+    monkeypatch.setattr(S, 'phrase_writer', never)
     inputs = api.get('method', name).inputs
     one = inputs(tiny, p)[0]
     assert one == inputs(tiny, p)[0]
