@@ -1,5 +1,7 @@
 "Ablations of the Combiner: what runs share, what must not change, the arithmetic of slopes."
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -153,6 +155,26 @@ def test_the_same_question_is_the_same_run(c, tiny):
         )
         == 4
     )
+
+
+@pytest.mark.e2e
+def test_a_variant_is_kept_by_the_same_rule_as_every_training(c, monkeypatch):
+    "Backbone, corpus and the run it goes on from are its inputs; the code of its plugin and backbone is in its key."
+    asked = []
+    monkeypatch.setattr('cis_nb.train.stored', lambda kind, variant, params, build, **kept: asked.append(kept))
+    for after in (None, Path('runs/first')):
+        A.train_variant(c, SMALL, after)
+    alone, then = asked
+    assert alone['inputs'][1:3] == [c.name, c.images.key] and then['inputs'] == [*alone['inputs'], Path('runs/first')]
+    assert [type(alone['code'][0]), alone['code'][1]] == [A.OnCorpus, type(load_backbone('tiny', device='cpu'))]
+
+
+@pytest.mark.e2e
+def test_the_text_tower_of_a_variant_is_compiled_if_asked(c, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, 'compile', lambda module, **how: compiled.append(how['backend']))
+    A.train_variant(c, SMALL | dict(compile='eager', steps=1))
+    assert compiled == ['eager']
 
 
 @pytest.mark.e2e
