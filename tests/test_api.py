@@ -12,7 +12,7 @@ from PIL import Image
 
 from cis_nb import api
 from cis_nb.backbones.features import image_features, text_features
-from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.loading import load_backbone, text_backbone
 from cis_nb.backbones.weights import BACKBONES
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.core.plotting import color
@@ -21,8 +21,11 @@ from cis_nb.core.store import fingerprint, manifest
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.roots import dataset_root
 from cis_nb.experiments.composed_retrieval import load_sets
+from cis_nb.experiments.entries import Entry, read_cached
+from cis_nb.experiments.matrix import rank_entries
 from cis_nb.methods.baselines import method
-from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, evaluate_benchmark, task_methods
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task
+from cis_nb.retrieval.protocol import evaluate_benchmark, result_rows, task_methods
 from cis_nb.train import load_method, make_objective, settings, train_or_load
 
 # small values of the parameters that a configuration may have
@@ -223,17 +226,69 @@ def test_a_benchmark_asks_and_aggregates(name):
     assert not rows.duplicated(['task', 'metric', 'k']).any()
 
 
+class Colours:
+    "Two queries over images of one colour; has what the contract of a task lists, and nothing else."
+
+    name, task, metrics, ks, root, fingerprint = 'listed', 'colours', ('recall',), (1, 2), None, 'colours'
+    protocol, source = Protocol('listed', reference='removed'), images()
+
+    def __init__(self, shared: bool):
+        about = dict(query_id=['a', 'b'], task='colours', reference=['0', None], condition=['is red', 'is blue'])
+        self.queries = pd.DataFrame(about | dict(targets=[['1'], ['0', '2']], excluded=[[], ['1']]))
+        self.shared_gallery = ['0', '1', '2'] if shared else None
+        if not shared:
+            self.queries['gallery'] = [['1', '2'], ['0', '2']]
+
+    def __len__(self):
+        return 2
+
+    def restrict(self, present):
+        return self
+
+    def as_queries(self):
+        return api.Queries(['a', 'b'], [['is red'], ['is blue']], ['0', None], self.source)
+
+
+class ColoursBenchmark:
+    "One task; has what the contract of a benchmark lists, and nothing else."
+
+    name, missing, draw = 'listed', {}, 0
+
+    def __init__(self, shared: bool):
+        self.tasks = dict(colours=Colours(shared))
+
+    def aggregate(self, per_query, seed=0, **labels):
+        return result_rows(per_query, (1, 2), ('recall',), seed, **labels)
+
+
+@pytest.mark.parametrize('shared', [True, False])
+def test_what_the_contracts_of_task_and_benchmark_list_is_enough_to_be_evaluated(shared):
+    b = ColoursBenchmark(shared)
+    for thing, contract in ((b, api.Benchmark), (b.tasks['colours'], api.Task)):
+        listed = {n for n in (*contract.__annotations__, *vars(contract)) if n[0] != '_'}
+        assert isinstance(thing, contract) and {n for n in dir(thing) if n[0] != '_'} == listed
+    m = method('text_only', MadeUp())
+    per_query, rows = evaluate_benchmark(m, b)
+    assert [r.gallery_size for r in per_query.itertuples()] == [2, 2] and list(per_query.query_id) == ['a', 'b']
+    assert rows.value.between(0, 100).all() and rows[rows.k == 2].value.tolist() == [100.0]
+    (folder,) = rank_entries([Entry(m)], dict(listed=b))
+    assert read_cached([folder])['rank'].tolist() == per_query['rank'].tolist()
+
+
 def test_a_task_belongs_to_one_benchmark():
     tasks = [m.task for name in api.names('benchmark') for m in api.get('benchmark', name).tasks]
     assert len(tasks) == len(set(tasks)) == len(api.task_metrics()) > 3
 
 
-SERVERS = dict(cirr=36, circo=60)  # CIRCO's server wants fifty images of each query
+NO_SERVER = api.BenchmarkPlugin.submission
+SERVERS = [n for n in api.names('benchmark') if type(api.get('benchmark', n)).submission is not NO_SERVER]
+SERVER_SIZES = dict(circo=60)  # CIRCO's server wants fifty images of each query; else the size in OPTIONS
 
 
 @pytest.mark.parametrize('name', SERVERS)
 def test_a_submission_is_written_counted_and_scored(name, tmp_path):
-    sent = api.get('benchmark', name).submission(dataset_root(name, size=SERVERS[name]))
+    size = SERVER_SIZES.get(name) or OPTIONS[name]['size']
+    sent = api.get('benchmark', name).submission(dataset_root(name, size=size))
     assert fingerprint(sent.made_from)
     sent.write(method('image_text', MadeUp()), tmp_path)
     files = sorted(tmp_path.iterdir())
@@ -288,10 +343,27 @@ def test_every_row_of_weights_is_registered():
     assert {*api.names('backbone')} == {*BACKBONES, 'blip'}
 
 
-@pytest.mark.parametrize('name', ['tiny', 'tiny_s', 'tiny_xs', 'vit_b32'])
+def backbone_at_hand(name):
+    "A backbone with the weights that the book ships, else random ones; skipped where it needs a download."
+    if name in BACKBONES and BACKBONES[name].gigabytes > 1:
+        return text_backbone(name, device='cpu')  # random weights of both towers take minutes and gigabytes
+    if name == 'blip':
+        pytest.skip('blip has no random weights, its folder must be downloaded; tests/backbones/test_blip.py makes one')
+    return load_backbone(name, 'default' if api.get('backbone', name).made_by else 'none', device='cpu')
+
+
+LARGE = [n for n in BACKBONES if BACKBONES[n].gigabytes > 0.1]
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(n, marks=pytest.mark.e2e if n in LARGE else ()) for n in api.names('backbone')]
+)
 def test_a_backbone_keeps_its_contract(name):
-    b = load_backbone(name, 'none' if name.startswith('vit') else 'default', device='cpu')
-    assert isinstance(b, api.Backbone) and b.name == name
+    b = backbone_at_hand(name)
+    assert isinstance(b, api.Backbone) and isinstance(b, api.TokenBackbone) and b.name == name
+    ids = b.tokenize(['a boat', 'a red boat at night'])
+    word, nowhere = torch.zeros(2, b.W), torch.zeros(ids.shape, dtype=torch.bool)
+    assert torch.equal(b.encode_ids(ids), b.inject(ids, nowhere, word)) and b.logit_scale.ndim == 0
     states, mask = b.text_states(['a boat', 'a red boat at night'])
     assert states.shape == (2, mask.shape[1], b.W) and mask.sum(1).tolist() == [4, 7]
     assert b.encode_text(['a boat']).shape == b.encode_pseudo(['a $'], torch.zeros(1, b.W)).shape == (1, b.D)
@@ -353,6 +425,45 @@ def test_what_the_contract_of_a_backbone_lists_is_enough_to_be_ranked(monkeypatc
     per_query, rows = evaluate_benchmark(method('image_text', b), asked)
     assert '6 pixels' in finish({}, 'ranked', results=rows, backbone=b).data
     assert set(rows.backbone) == {'projections'} and len(per_query) == sum(map(len, asked.tasks.values()))
+
+
+READS_MORE = [n for n in TRAINED if api.get('method', n).backbone_contract(settings(dict(method=n))) != api.Backbone]
+
+
+def contract_only(monkeypatch, method, **more):
+    "The configuration of a small training over a backbone that has only what its contract lists."
+    monkeypatch.setitem(api._in_this_process['backbone'], 'projections', ProjectionsPlugin())
+    fields = api.get('method', method).Config.model_fields
+    given = {k: v for k, v in SMALL.items() if k in fields}
+    return settings(given | dict(method=method, backbone='projections') | more)
+
+
+@pytest.mark.parametrize('method', READS_MORE)
+def test_a_training_names_what_its_backbone_lacks(method, monkeypatch):
+    with pytest.raises(ValueError) as e:
+        make_objective(contract_only(monkeypatch, method))
+    said, contract = str(e.value), api.get('method', method).backbone_contract(settings(dict(method=method)))
+    assert said.startswith("backbone: 'projections' has no ") and f', which {method} reads; give one that ' in said
+    assert f'cis_nb.api.{contract.__name__}, as tiny does, or add what is missing' in said
+    missing = said.removeprefix("backbone: 'projections' has no ").split(', which')[0].split(', ')
+    assert missing and not any(hasattr(Projections(), name) for name in missing)
+    assert {*missing} <= {*vars(contract), *contract.__annotations__}
+    api.check_contract('backbone', 'tiny', load_backbone('tiny', device='cpu'), contract, method)
+
+
+def test_pic2word_and_a_tuned_combiner_read_more_than_a_frozen_combiner(monkeypatch):
+    assert {'lincir', 'pic2word', 'searle', 'contrastive', 'condvit'} <= {*READS_MORE}
+    with pytest.raises(ValueError, match='logit_scale, .*which pic2word reads; give one .*cis_nb.api.TokenBackbone'):
+        make_objective(contract_only(monkeypatch, 'pic2word'))
+    with pytest.raises(ValueError, match='image_tower, .*which combiner reads; give one .*api.TrainableBackbone'):
+        make_objective(contract_only(monkeypatch, 'combiner', tune='text'))
+    with pytest.raises(ValueError, match="image_tower, .*which compile 'eager' reads"):
+        make_objective(contract_only(monkeypatch, 'combiner', compile='eager'))
+
+
+def test_what_the_contract_of_a_backbone_lists_is_enough_for_a_frozen_combiner(monkeypatch):
+    run = train_or_load(contract_only(monkeypatch, 'combiner'))
+    check_method(load_method(run, 'cpu'))
 
 
 def test_a_backbone_from_outside_is_found_by_name(tmp_path, monkeypatch):

@@ -74,6 +74,13 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
         T.settings(dict(method='combine'))
 
 
+@pytest.mark.parametrize('method', ['lincir', 'pic2word', 'searle'])
+@pytest.mark.parametrize('name', ['samples', 'val_samples'])
+def test_a_method_that_reads_all_of_its_data_has_no_number_of_samples(method, name):
+    with pytest.raises(ValueError, match=f"unknown parameter '{name}'"):
+        T.settings({'method': method, name: 7})
+
+
 def test_runs_of_two_precisions_have_two_keys(monkeypatch):
     "`dtype: auto` is bfloat16 on CUDA and float32 elsewhere; the key of the run says which."
     asked = {}

@@ -292,6 +292,11 @@ class Backbone(nn.Module):
         "Of the weights."
         return self.model.logit_scale.dtype
 
+    @property
+    def logit_scale(self) -> torch.Tensor:
+        "The logarithm of the factor of cosines in CLIP's own training."
+        return self.model.logit_scale
+
 # %% ../../nbs/04a_backbones/02_clip.ipynb #8e15a17e
 def clip_backbone(model, name: str, source: str = '', device='cpu') -> Backbone:
     "A CLIP of open_clip as a backbone; `name` is one of BACKBONES."

@@ -120,7 +120,7 @@ def combiner_and_sum(
 ) -> tuple:  # rankings, folders of the runs
     "GeneCIS rankings of Image + Text and of Combiners with several seeds, on the backbone of `at`."
     learned_from = corpus(given['data'], world_images, 0, at.model.image_size)
-    runs = {s: train_variant(learned_from, given | dict(seed=s), at.model) for s in seeds}
+    runs = {s: train_variant(learned_from, given | dict(seed=s)) for s in seeds}
     combiners = [variant_rankings('combiner', r, at, s, given['device']) for s, r in runs.items()]
     return pd.concat([sum_rankings(at, seed), *combiners], ignore_index=True), list(runs.values())
 

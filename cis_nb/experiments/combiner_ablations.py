@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'TABLE5', 'RelationCorpus', 'corpus', 'relations_for', 'sampled_triplets',
-           'objective_on', 'train_variant', 'variant_rankings', 'sum_rankings', 'slope', 'by_seed', 'claim_evidence',
+           'OnCorpus', 'train_variant', 'variant_rankings', 'sum_rankings', 'slope', 'by_seed', 'claim_evidence',
            'format_interval', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
@@ -13,8 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..backbones.loading import load_backbone
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint
 from ..data.image_folders import read_photos
 from ..data.datasets import captions_root, language_tools
 from .comparison import hits, read_printed, task_mean, interval_envelope
@@ -26,6 +25,7 @@ from ..methods.baselines import method
 from cis_nb.methods.combiner import (
     RULE,
     CombinerConfig,
+    CombinerPlugin,
     CombinerTraining,
     held_out,
     load_combiner,
@@ -36,8 +36,7 @@ from ..mining.captions import read_relations, relation_shards
 from ..mining.concreteness import concreteness
 from ..mining.triplets import sample_triplets
 from ..retrieval.protocol import RESULT_COLUMNS
-from ..train import FREE, LOOP, settings
-from ..training.loop import train
+from ..train import settings, train_or_load
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #6ee41b65
 @dataclass(frozen=True, eq=False)
@@ -48,6 +47,7 @@ class RelationCorpus:
     relations: pd.DataFrame  # with `first`: is it from a photograph's first caption?
     images: object  # image source, see cis_nb.methods.combiner
     ratings: dict  # word -> concreteness
+    asked: tuple  # the arguments of `corpus` that give it
 
 
 @lru_cache(maxsize=4)
@@ -68,6 +68,7 @@ def corpus(
         t.assign(first=t.caption == t.image.map(opening)),
         folder_images(root, size),
         concreteness(tools),
+        (data, world_images, seed, size),
     )
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #c3d3bb43
@@ -114,32 +115,31 @@ BACK = dict(
 PUBLISHED_COMBINER = {k: v for _, change in BACK.values() for k, v in change.items()}
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #3cab2260
-def objective_on(c: RelationCorpus, p: CombinerConfig, backbone, after=None) -> CombinerTraining:
-    "What a variant minimises; `after` is the folder of another run, whose Combiner it starts from."
-    if p.tune != 'none':
-        backbone = load_backbone(p.backbone, p.pretrained, p.device)  # a copy of its own
-    net = make_combiner(backbone.D, p)
-    if after:
-        net.load_state_dict(read_combiner(after)[0].state_dict())
-    held = sampled_triplets(c, settings(OURS | dict(data=p.data)), 'val', p.val_samples)
-    task = held_out(held, c.images, c.name, 'all captions, attributes')
-    chosen = {k: getattr(p, k) for k in ('tune', 'tau', 'negatives', 'symmetric', 'bn_mode', 'pretrained')}
-    triplets = sampled_triplets(c, p)
-    return CombinerTraining(backbone, net.to(backbone.device), triplets, c.images, dict(triplets=task), **chosen)
+class OnCorpus(CombinerPlugin):
+    "The training of a Combiner on a corpus of an experiment; `after`: the folder of a run that it goes on from."
+
+    def __init__(self, asked: list, after: str = ''):  # asked: the arguments of `corpus`
+        self.corpus, self.after = corpus(*asked), after
+
+    def inputs(self, backbone, config) -> list:
+        c = self.corpus
+        return [c.name, c.images.key, fingerprint(c.ratings), *([Path(self.after)] if self.after else [])]
+
+    def objective(self, backbone, config) -> CombinerTraining:
+        p, c, net = config, self.corpus, make_combiner(backbone.D, config)
+        if self.after:
+            net.load_state_dict(read_combiner(self.after)[0].state_dict())
+        held = sampled_triplets(c, settings(OURS | dict(data=p.data)), 'val', p.val_samples)
+        task = held_out(held, c.images, c.name, 'all captions, attributes')
+        chosen = {k: getattr(p, k) for k in ('tune', 'tau', 'negatives', 'symmetric', 'bn_mode', 'pretrained')}
+        triplets = sampled_triplets(c, p)
+        return CombinerTraining(backbone, net.to(backbone.device), triplets, c.images, dict(triplets=task), **chosen)
 
 
-def train_variant(c: RelationCorpus, given: dict, backbone, after=None) -> Path:  # the folder of a run
-    "The run of a variant: from the store, continued, or begun."
-    p = settings(OURS | given)
-    loop = p.model_dump(include=set(LOOP))
-    return stored(
-        'run',
-        f'{p.backbone}-variant',
-        {k: v for k, v in p.model_dump().items() if k not in FREE},
-        lambda folder: train(objective_on(c, p, backbone, after), folder, **loop),
-        inputs=[backbone.fingerprint, c.name, c.images.key, fingerprint(c.ratings), *([after] if after else [])],
-        resume=True,
-    )
+def train_variant(c: RelationCorpus, given: dict, after: Path = None) -> Path:  # the folder of a run
+    "The run of a variant: from the store, continued, or begun; `after` is another run, which it goes on from."
+    about = dict(asked=c.asked, after=str(after or ''))
+    return train_or_load(settings(OURS | given), ('cis_nb.experiments.combiner_ablations:OnCorpus', about))
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #80cb3604
 def variant_rankings(name: str, run, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:

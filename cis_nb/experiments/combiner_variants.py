@@ -54,23 +54,19 @@ def combiner_variants(mine: RelationCorpus, other: RelationCorpus) -> dict:  # v
     )
 
 
-def variant_runs(variants: dict, given: dict, seeds: list, model) -> dict:  # (variant, seed) -> folder
+def variant_runs(variants: dict, given: dict, seeds: list) -> dict:  # (variant, seed) -> folder
     "The runs of all variants with each seed; `given`: the settings that they share."
     return {
-        (v, s): train_variant(c, given | change | dict(seed=s), model)
+        (v, s): train_variant(c, given | change | dict(seed=s))
         for s in seeds
         for v, (c, change) in progress(variants.items(), f'variants, seed {s}')
     }
 
 
-def tuned_runs(c: RelationCorpus, given: dict, seeds: list, model, after) -> dict:  # (variant, seed) -> folder
+def tuned_runs(c: RelationCorpus, given: dict, seeds: list, after) -> dict:  # (variant, seed) -> folder
     "Runs that go on from the Combiner of the run `after`, while no half of the backbone trains, one, or both."
     halves = progress(('none', 'text', 'image', 'both'), 'tuned')
-    return {
-        (f'tune_{t}', s): train_variant(c, given | dict(tune=t, seed=s), model, after=after)
-        for t in halves
-        for s in seeds
-    }
+    return {(f'tune_{t}', s): train_variant(c, given | dict(tune=t, seed=s), after) for t in halves for s in seeds}
 
 
 def run_rankings(runs: dict, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:

@@ -24,7 +24,7 @@ from PIL import Image
 from pydantic import Field, model_validator
 from torch import nn
 
-from ..api import Plugin, Style, TrainingConfig
+from ..api import Backbone, Plugin, Style, TrainableBackbone, TrainingConfig
 from ..backbones.features import text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import load_cirr
@@ -397,6 +397,8 @@ def load_combiner(
 class CombinerConfig(TrainingConfig):
     "A Combiner's own parameters."
 
+    samples: int = Field(20_000, ge=1, description='mined triplets')
+    val_samples: int = Field(40, ge=1, description='mined triplets of held-out images')
     triplets: Literal['mined', 'cirr'] = Field('mined', description="mined from captions, or CIRR's training split")
     world_images: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
@@ -528,6 +530,9 @@ class CombinerPlugin(Plugin):
         if given['triplets'] == 'cirr':
             return 'CIRR triplets', f'from {given["cirr"]:,} scenes'
         return f'mined triplets of {Path(given["data"]).name}', f'{given["samples"]:,}'
+
+    def backbone_contract(self, config) -> type:
+        return Backbone if config.tune == 'none' else TrainableBackbone
 
     def inputs(self, backbone, config) -> list:
         found = []

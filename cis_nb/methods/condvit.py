@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from pydantic import Field, model_validator
 
-from ..api import Plugin, Style, TrainingConfig, Unsolved
+from ..api import Plugin, Style, TrainableBackbone, TrainingConfig, Unsolved
 from ..backbones.clip import weights_hash
 from cis_nb.backbones.conditional_vit import (
     NEW_PARAMETERS,
@@ -461,6 +461,9 @@ class CondViTPlugin(Plugin):
 
     def variant(self, config) -> str:
         return {'category': 'condvit_category', 'none': 'vit_products'}.get(config.condition, self.name)
+
+    def backbone_contract(self, config) -> type:
+        return TrainableBackbone
 
     def inputs(self, backbone, config) -> list:
         pairs, tasks = training_products(config, backbone.image_size)

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['info_nce', 'all_gather_with_grad', 'retrieval', 'twin_hits', 'auc', 'zero_shot', 'embed_images', 'embed_texts',
-           'validation_hits', 'validation_data', 'probe_rows', 'Similarities', 'Contrastive', 'ContrastivePlugin']
+           'validation_hits', 'validation_data', 'probe_rows', 'Similarities', 'Contrastive', 'ContrastiveConfig',
+           'ContrastivePlugin']
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #4095aa4b
 import json
@@ -18,8 +19,9 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import Field
 
-from ..api import Plugin, TrainingConfig
+from ..api import Plugin, TrainableBackbone, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
 from ..core.plotting import page, show_grid
 from ..data.augmentation import random_shift_brightness
@@ -214,12 +216,12 @@ class Contrastive(BaseObjective):
         return info_nce(
             all_gather_with_grad(b.encode_image(b.normalise(images))),
             all_gather_with_grad(b.encode_text(texts, chunk)),
-            b.model.logit_scale.exp(),
+            b.logit_scale.exp(),
         )
 
     def after_step(self):
         with torch.no_grad():
-            self.backbone.model.logit_scale.clamp_(0, math.log(100))
+            self.backbone.logit_scale.clamp_(0, math.log(100))
 
     def hits(self):
         return validation_hits(self.backbone, **self.held_out)
@@ -247,15 +249,25 @@ class Contrastive(BaseObjective):
         self.backbone.load_state_dict(load_backbone(self.backbone.name, str(folder), device='cpu').state_dict())
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #9ff7d582
+class ContrastiveConfig(TrainingConfig):
+    "The parameters of a contrastive training."
+
+    samples: int = Field(20_000, ge=1, description="training pairs; of the world's stream, twins begin after a tenth")
+    val_samples: int = Field(40, ge=1, description='held-out pairs')
+
+
 class ContrastivePlugin(Plugin):
     "Images with captions, and a backbone that learns to match them."
 
-    name, title, color, Config = 'contrastive', 'Contrastive', 'grey', TrainingConfig
+    name, title, color, Config = 'contrastive', 'Contrastive', 'grey', ContrastiveConfig
     reading = (
         'A short run shows that every part works: the loss falls and retrieval rises above chance. A CLIP trained on '
         'the world learns background and colour first, patterns and shapes of small objects much later. How good it '
         'gets takes the long runs of the profile `full`.'
     )
+
+    def backbone_contract(self, config) -> type:
+        return TrainableBackbone
 
     def inputs(self, backbone, config) -> list:
         return list(image_text_pairs(config.data, 'train', 0, 0, backbone.image_size).inputs)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..api import Plugin, TrainingConfig
+from ..api import Plugin, TokenBackbone, TrainingConfig
 from ..backbones.features import corpus_features, image_features, l2_normalize
 from ..backbones.tokenizer import PSEUDO
 from ..benchmarks.cirr import load_cirr
@@ -252,6 +252,9 @@ class LinCIRPlugin(Plugin):
 
     name, title, color, Config = 'lincir', 'LinCIR', 'purple', LinCIRConfig
     reading = PSEUDO_WORD_READING
+
+    def backbone_contract(self, config) -> type:
+        return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
         return [corpus_of(config), load_cirr(cirr_root(config.data, config.cirr)).key]

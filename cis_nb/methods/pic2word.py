@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from ..api import Plugin, TrainingConfig
+from ..api import Plugin, TokenBackbone, TrainingConfig
 from ..benchmarks.cirr import load_cirr
 from ..data.roots import cirr_root
 from .contrastive import all_gather_with_grad, info_nce
@@ -49,7 +49,7 @@ class Pic2Word(PseudoWordObjective):
         "The contrast of features x (B,D) and what the sentence with their words means; a number."
         x = x.to(self.backbone.device)
         sentences = self.backbone.encode_pseudo(TRAINING_PROMPT, self.phi(x))
-        return info_nce(all_gather_with_grad(x), all_gather_with_grad(sentences), self.backbone.model.logit_scale.exp())
+        return info_nce(all_gather_with_grad(x), all_gather_with_grad(sentences), self.backbone.logit_scale.exp())
 
 # %% ../../nbs/04b_methods/06_pic2word.ipynb #7ef6eaf6
 class Pic2WordConfig(TrainingConfig):
@@ -66,6 +66,9 @@ class Pic2WordPlugin(Plugin):
 
     name, title, color, Config = 'pic2word', 'Pic2Word', 'sky', Pic2WordConfig
     reading = PSEUDO_WORD_READING
+
+    def backbone_contract(self, config) -> type:
+        return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.world_images)

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from ..api import Plugin, TrainingConfig
+from ..api import Plugin, TokenBackbone, TrainingConfig
 from ..benchmarks.cirr import load_cirr
 from ..data.roots import WORLD, cirr_root, data_root
 from ..core.report import progress
@@ -447,6 +447,9 @@ class SearlePlugin(Plugin):
 
     name, title, color, Config = 'searle', 'SEARLE', 'ink', SearleConfig
     reading = PSEUDO_WORD_READING
+
+    def backbone_contract(self, config) -> type:
+        return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.world_images)

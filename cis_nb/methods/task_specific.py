@@ -281,7 +281,7 @@ class WindowDetector(_Windows):
         "What each window shows: shares of things that sum to one, and shares of stuff."
         parts = cut_windows(pixels, self.backbone.image_size, self.windows)
         cosine = l2_normalize(self.backbone.encode_image(parts.flatten(0, 1))).cpu() @ self.vectors.T
-        logits = (cosine * self.sharpness * self.backbone.model.logit_scale.exp().item()).unflatten(0, parts.shape[:2])
+        logits = (cosine * self.sharpness * self.backbone.logit_scale.exp().item()).unflatten(0, parts.shape[:2])
         out = torch.zeros_like(logits)
         for kind in (self.is_stuff, ~self.is_stuff):
             out[..., kind] = logits[..., kind].softmax(-1)

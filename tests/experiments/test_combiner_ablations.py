@@ -1,5 +1,7 @@
 "Ablations of the Combiner: what runs share, what must not change, the arithmetic of slopes."
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -140,15 +142,15 @@ def test_first_captions_are_one_per_photograph(c):
 
 @pytest.mark.e2e
 def test_the_same_question_is_the_same_run(c, tiny):
-    run = A.train_variant(c, SMALL, tiny)
-    assert A.train_variant(c, SMALL, tiny) == run and A.train_variant(c, SMALL | dict(device='auto'), tiny) == run
+    run = A.train_variant(c, SMALL)
+    assert A.train_variant(c, SMALL) == run and A.train_variant(c, SMALL | dict(device='auto')) == run
     assert (
         len(
             {
                 run,
-                A.train_variant(c, SMALL | dict(seed=1), tiny),
-                A.train_variant(c, SMALL | dict(partner='random'), tiny),
-                A.train_variant(c, SMALL, tiny, after=run),
+                A.train_variant(c, SMALL | dict(seed=1)),
+                A.train_variant(c, SMALL | dict(partner='random')),
+                A.train_variant(c, SMALL, after=run),
             }
         )
         == 4
@@ -156,9 +158,29 @@ def test_the_same_question_is_the_same_run(c, tiny):
 
 
 @pytest.mark.e2e
+def test_a_variant_is_kept_by_the_same_rule_as_every_training(c, monkeypatch):
+    "Backbone, corpus and the run it goes on from are its inputs; the code of its plugin and backbone is in its key."
+    asked = []
+    monkeypatch.setattr('cis_nb.train.stored', lambda kind, variant, params, build, **kept: asked.append(kept))
+    for after in (None, Path('runs/first')):
+        A.train_variant(c, SMALL, after)
+    alone, then = asked
+    assert alone['inputs'][1:3] == [c.name, c.images.key] and then['inputs'] == [*alone['inputs'], Path('runs/first')]
+    assert [type(alone['code'][0]), alone['code'][1]] == [A.OnCorpus, type(load_backbone('tiny', device='cpu'))]
+
+
+@pytest.mark.e2e
+def test_the_text_tower_of_a_variant_is_compiled_if_asked(c, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, 'compile', lambda module, **how: compiled.append(how['backend']))
+    A.train_variant(c, SMALL | dict(compile='eager', steps=1))
+    assert compiled == ['eager']
+
+
+@pytest.mark.e2e
 def test_a_run_goes_on_from_another(c, tiny):
-    run = A.train_variant(c, SMALL, tiny)
-    still = A.train_variant(c, SMALL | dict(lr=0.0, seed=5), tiny, after=run)
+    run = A.train_variant(c, SMALL)
+    still = A.train_variant(c, SMALL | dict(lr=0.0, seed=5), after=run)
     before, now = (load_file(r / 'combiner.safetensors') for r in (run, still))
     assert all(torch.equal(before[k], now[k]) for k in before)
 
@@ -168,7 +190,7 @@ def test_a_run_goes_on_from_another(c, tiny):
 def test_the_half_at_rest_keeps_every_bit(c, tiny, tune, kept):
     "The features of pictures are used again where only the words' half has trained."
     before = {k: v.clone() for k, v in tiny.model.state_dict().items()}
-    run = A.train_variant(c, SMALL | dict(tune=tune, batch_size=8), tiny, after=A.train_variant(c, SMALL, tiny))
+    run = A.train_variant(c, SMALL | dict(tune=tune, batch_size=8), after=A.train_variant(c, SMALL))
     now = load_backbone('tiny', str(run), device='cpu').model.state_dict()
     same = {k: torch.equal(v, now[k]) for k, v in before.items()}
     assert all(v for k, v in same.items() if k.split('.')[0] == kept) and not all(same.values())
