@@ -515,3 +515,11 @@ def test_the_front_page_names_the_two_commands():
     assert 'make book' in text and 'make test' in text
     for target in re.findall(r'\]\((?!\w+:)([^)#]+)', text):
         assert (ROOT / target).exists(), f'README.md points to {target}'
+
+
+def test_the_files_of_packages_hold_no_code():
+    "Keys of the store hold the modules that make a result, and not `__init__.py` of the packages on the way."
+    files = sorted((ROOT / 'cis_nb').rglob('__init__.py'))
+    code = {f: [ast.unparse(node) for node in ast.parse(f.read_text(encoding='utf-8')).body] for f in files}
+    root = code.pop(ROOT / 'cis_nb/__init__.py')
+    assert len(code) > 8 and [line.split(' = ')[0] for line in root] == ['__version__'] and not any(code.values())

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from ..core.report import progress
+from ..core.code import loader_version
 from ..core.store import fingerprint, stored
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #37b08778
@@ -154,7 +155,7 @@ def _read_features(folder: Path, ids: list) -> Features:
     )
 
 
-def _features(kind: str, backbone, ids, key: str, encode, block: int) -> Features:
+def _features(kind: str, backbone, ids, source: dict, encode, block: int) -> Features:
     "Features of distinct ids, from the store or made now; ValueError for an empty list."
     if not len(ids):
         raise ValueError(f'{kind} features: there is nothing to encode, the list is empty')
@@ -162,7 +163,7 @@ def _features(kind: str, backbone, ids, key: str, encode, block: int) -> Feature
     folder = stored(
         'features',
         f'{backbone.name}-{kind}',
-        dict(backbone=backbone.name, key=key, n=len(ids), ids=fingerprint(ids), dtype=precision(backbone)),
+        dict(backbone=backbone.name, **source, n=len(ids), ids=fingerprint(ids), dtype=precision(backbone)),
         lambda to: fill_blocks(to, ids, backbone.D, encode, block, f'{kind}s'),
         inputs=[backbone.fingerprint],
         code=[type(backbone)],
@@ -187,7 +188,7 @@ def image_features(
             return (backbone.encode_image(pixels) if ok else None), ok, reasons
 
     with pool:
-        return _features('image', backbone, ids, key, encode, block)
+        return _features('image', backbone, ids, dict(key=key, load=loader_version(load)), encode, block)
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #1f9ae70f
 def text_features(
@@ -201,7 +202,7 @@ def text_features(
         with torch.no_grad():
             return backbone.encode_text(part), range(len(part)), {}
 
-    return _features('text', backbone, texts, '', encode, block)
+    return _features('text', backbone, texts, {}, encode, block)
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #1470e21b
 def corpus_features(

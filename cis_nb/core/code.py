@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'module_file', 'import_closure', 'places_of', 'names_asked',
-           'named_closure', 'package_files', 'check_unchanged', 'code_version', 'held_state']
+           'named_closure', 'package_files', 'check_unchanged', 'code_version', 'path_hash', 'held_state',
+           'loader_version']
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
 import ast
@@ -19,19 +20,16 @@ import tokenize
 import types
 import weakref
 import zlib
-from functools import lru_cache, partial
-from pathlib import Path, PurePath
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
+from pathlib import Path
 import numpy as np
 
 # %% ../../nbs/00a_core/00_code.ipynb #a3096350
 PACKAGE = 'cis_nb'
 
 
-def imports_of(
-    source: str,
-    module: str = '',  # the name of the code itself, for imports like `from .core import …`
-) -> set:
-    "The modules of this library that some code names in its imports; names of functions are among them."
+def _imported(source: str, module: str) -> set:
+    "All that some code names in its imports."
     names = set()
     for n in ast.walk(ast.parse(source)):
         if isinstance(n, ast.Import):
@@ -39,7 +37,15 @@ def imports_of(
         if isinstance(n, ast.ImportFrom):
             base = '.'.join([*module.split('.')[: -n.level], *filter(None, [n.module])]) if n.level else n.module
             names |= {base, *(f'{base}.{a.name}' for a in n.names)}
-    return {n for n in names if n.startswith(f'{PACKAGE}.')}
+    return names
+
+
+def imports_of(
+    source: str,
+    module: str = '',  # the name of the code itself, for imports like `from .core import …`
+) -> set:
+    "The modules of this library that some code names in its imports; names of functions are among them."
+    return {n for n in _imported(source, module) if n.startswith(f'{PACKAGE}.')}
 
 # %% ../../nbs/00a_core/00_code.ipynb #4a5a834a
 @lru_cache(maxsize=256)
@@ -157,14 +163,21 @@ def named_closure(
     return dict(sorted(found.items()))
 
 # %% ../../nbs/00a_core/00_code.ipynb #73e097a4
+def _files_of(module: str) -> dict:  # name -> Path
+    "The Python files of the package of a module, loaded or not, or its one file; none for a notebook."
+    top = module.split('.')[0]
+    loaded = sys.modules.get(top)
+    spec = None if loaded else importlib.util.find_spec(top)
+    paths = getattr(loaded, '__path__', None) or getattr(spec, 'submodule_search_locations', None) or ()
+    folders = [Path(folder) for folder in paths]
+    files = {p.relative_to(folder.parent).as_posix(): p for folder in folders for p in sorted(folder.rglob('*.py'))}
+    file = Path(getattr(loaded, '__file__', None) or getattr(spec, 'origin', None) or '')
+    return files or ({file.name: file} if file.suffix == '.py' else {})
+
+
 def package_files(module: str) -> dict:  # file -> source
     "The Python files of the package of an installed module, or its one file; it is not imported."
-    spec = importlib.util.find_spec(module.split('.')[0])
-    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
-    files = {p.relative_to(folder.parent).as_posix(): p for folder in folders for p in sorted(folder.rglob('*.py'))}
-    if spec and not folders and spec.origin:
-        files = {Path(spec.origin).name: Path(spec.origin)}
-    return {name: without_comments(p.read_text(encoding='utf-8')) for name, p in files.items()}
+    return {name: without_comments(p.read_text(encoding='utf-8')) for name, p in _files_of(module).items()}
 
 # %% ../../nbs/00a_core/00_code.ipynb #4257fb84
 _LOADS = ('LOAD_GLOBAL', 'LOAD_NAME', 'LOAD_DEREF')
@@ -196,20 +209,46 @@ def _code_objects(code):
             yield from _code_objects(c)
 
 # %% ../../nbs/00a_core/00_code.ipynb #f5deb663
-def _only_recorded(steps: list) -> set:
+def _only_recorded(steps: tuple) -> set:
     "Names that code only writes to, as in `seen.append(x)`."
     pairs = [(s.argval, after.argval) for s, after in zip(steps, steps[1:]) if s.opname in _LOADS]
     return {n for n, then in pairs if then in _RECORDS} - {n for n, then in pairs if then not in _RECORDS}
 
 
+@lru_cache(maxsize=4096)
+def _steps(code) -> tuple:
+    "The instructions of a code object and of the functions that are defined in it."
+    return tuple(s for c in _code_objects(code) for s in dis.get_instructions(c))
+
+
+def _globals_of(function) -> dict:  # name -> value
+    "The globals that a function uses."
+    names = {s.argval for s in _steps(function.__code__) if s.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
+    return {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
+
+
+def _cells_of(function) -> dict:  # name -> value
+    "The variables of outer functions that a function uses."
+    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+    return {n: cell.cell_contents for n, cell in cells if cell != types.CellType()}
+
+
+def _imported_inside(function) -> set:
+    "What a function imports when it is called."
+    names, base = set(), ''
+    for s in _steps(function.__code__):
+        if s.opname == 'IMPORT_NAME':
+            base = s.argval
+            names.add(base)
+        if s.opname == 'IMPORT_FROM':
+            names.add(f'{base}.{s.argval}')
+    return names
+
+
 def _named_by(function) -> dict:  # name -> value
     "The globals and variables of outer functions that a function uses, without lists and sets that it only writes to."
-    steps = [s for code in _code_objects(function.__code__) for s in dis.get_instructions(code)]
-    names = {s.argval for s in steps if s.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
-    found = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
-    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-    found |= {n: cell.cell_contents for n, cell in cells if cell != types.CellType()}
-    records = {n for n in _only_recorded(steps) if isinstance(found.get(n), (list, set))}
+    found = _globals_of(function) | _cells_of(function)
+    records = {n for n in _only_recorded(_steps(function.__code__)) if isinstance(found.get(n), (list, set))}
     return {n: v for n, v in found.items() if n not in records}
 
 # %% ../../nbs/00a_core/00_code.ipynb #fc5ed41d
@@ -245,10 +284,27 @@ def _unwrapped(thing):
     return thing if isinstance(thing, (types.ModuleType, types.FunctionType, type)) else type(thing)
 
 
+_INNER = {  # where a descriptor of a class or a cache has its function
+    property: 'fget',
+    staticmethod: '__func__',
+    classmethod: '__func__',
+    cached_property: 'func',
+    partialmethod: 'func',
+    singledispatchmethod: 'func',
+    type(lru_cache(len)): '__wrapped__',
+}
+
+
+def _inner(attribute):
+    "The function inside of a property, a static method or a cache; anything else as it is."
+    while name := next((a for kind, a in _INNER.items() if isinstance(attribute, kind)), ''):
+        attribute = getattr(attribute, name)
+    return attribute
+
+
 def _methods(cls: type) -> list:
-    "The functions that a class defines, properties included."
-    found = [getattr(v, 'fget', None) or getattr(v, '__func__', v) for v in vars(cls).values()]
-    return [f for f in found if isinstance(f, types.FunctionType)]
+    "The functions that a class defines, properties and cached ones included."
+    return [f for f in map(_inner, vars(cls).values()) if isinstance(f, types.FunctionType)]
 
 # %% ../../nbs/00a_core/00_code.ipynb #ee436e88
 def _package(thing) -> str:
@@ -258,17 +314,33 @@ def _package(thing) -> str:
 
 
 @lru_cache(maxsize=None)
-def _package_files(module: str) -> dict:  # file -> hash
-    "The Python files of the package of a module outside of this library, or its one file; none for a notebook."
-    loaded, top = sys.modules.get(module), sys.modules.get(module.split('.')[0])
-    folders = [Path(folder) for folder in getattr(top, '__path__', ())]
-    files = {p.relative_to(folder).as_posix(): p for folder in folders for p in sorted(folder.rglob('*.py'))}
-    if not files and getattr(loaded, '__file__', None):
-        files = {Path(loaded.__file__).name: Path(loaded.__file__)}
-    sources = {name: without_comments(p.read_text(encoding='utf-8')) for name, p in files.items()}
-    return {name: hashlib.sha256(source.encode()).hexdigest()[:16] for name, source in sources.items()}
+def _is_local(package: str) -> bool:
+    "Is a package neither a part of Python or of this library nor installed beside them?"
+    if package in (*sys.stdlib_module_names, PACKAGE, ''):
+        return False
+    return not any({'site-packages', 'dist-packages'} & {*p.parts} for p in _files_of(package).values())
 
 
+@lru_cache(maxsize=None)
+def _read_package(package: str) -> tuple:  # file -> hash, the names of its imports
+    "The files of a package outside of this library; imports are read where it is not an installed one."
+    sources, names = package_files(package), set()
+    for file, source in sources.items() if _is_local(package) else ():
+        names |= _imported(source, file.removesuffix('.py').replace('/', '.'))
+    return {f: hashlib.sha256(source.encode()).hexdigest()[:16] for f, source in sources.items()}, frozenset(names)
+
+
+def _outside_closure(packages, names) -> tuple:  # package -> (file -> hash), modules of this library
+    "The files of packages, of what is named in `names` and of all that these import, installed packages left out."
+    todo, found, imported = set(packages), {}, set(names)
+    while todo := (todo | {p for p in (n.split('.')[0] for n in imported) if _is_local(p)}) - found.keys():
+        for package in todo:
+            found[package], more = _read_package(package)
+            imported |= more
+        todo = set()
+    return found, {n for n in imported if n.startswith(f'{PACKAGE}.')}
+
+# %% ../../nbs/00a_core/00_code.ipynb #cf4364f6
 def _is_plain(value) -> bool:
     "A constant, or a tuple of constants."
     if isinstance(value, tuple):
@@ -305,18 +377,33 @@ def _wrapping(thing, above: tuple) -> list:
     return [*given, *(_values(c, above) for c in closures if c)]
 
 
+def _defaults(function) -> dict:
+    "The defaults of the parameters of a function."
+    return {str(i): v for i, v in enumerate(function.__defaults__ or ())} | (function.__kwdefaults__ or {})
+
+
+def _has_code(value) -> bool:
+    "Is a value that a function uses a function, a class, a module, or an object of this library?"
+    return isinstance(_inner(value), (types.FunctionType, type, types.ModuleType)) or bool(_module_of(value))
+
+
 def _own_code(thing, above: tuple) -> tuple:  # what stands for it in the key; the other things that it uses
     "What a function or class outside of this library does."
-    files = _package_files(thing.__module__ or '')
     if isinstance(thing, type):
         fixed = _values({n: v for n, v in vars(thing).items() if n[:2] != '__'}, above)
-        return [thing.__qualname__, files, fixed], [*thing.__bases__, *_methods(thing)]
-    values = _named_by(thing)
-    given = {str(i): v for i, v in enumerate(thing.__defaults__ or ())} | (thing.__kwdefaults__ or {})
-    used = [
-        v for v in [*values.values(), *given.values()] if isinstance(v, (types.FunctionType, type)) or _module_of(v)
-    ]
-    return [thing.__qualname__, files, _byte_code(thing.__code__), *(_values(v, above) for v in (values, given))], used
+        return [thing.__qualname__, fixed], [*thing.__bases__, *_methods(thing)]
+    values, given = _named_by(thing), _defaults(thing)
+    used = [v for v in [*values.values(), *given.values()] if _has_code(v)]
+    return [thing.__qualname__, _byte_code(thing.__code__), *(_values(v, above) for v in (values, given))], used
+
+# %% ../../nbs/00a_core/00_code.ipynb #d4ae4ad7
+def _bare_code(thing) -> tuple:  # what stands for it in the key; the other things that it uses
+    "As `_own_code`, without collections, arrays and what outer functions hold."
+    values = vars(thing) if isinstance(thing, type) else _globals_of(thing)
+    fixed = sorted((n, repr(v)) for n, v in values.items() if n[:2] != '__' and _is_plain(v))
+    if isinstance(thing, type):
+        return [thing.__qualname__, fixed], [*thing.__bases__, *_methods(thing)]
+    return [thing.__qualname__, _byte_code(thing.__code__), fixed], list(filter(_has_code, values.values()))
 
 # %% ../../nbs/00a_core/00_code.ipynb #9b80ed97
 def code_version(
@@ -332,23 +419,28 @@ def code_version(
     return _version(things)
 
 
-def _version(things, above: tuple = ()) -> str:
-    "`code_version` of things that are held by those with the ids `above`."
-    todo, modules, own, seen = list(things), set(), [], set()
-    outside = {_package(_unwrapped(t)) for t in todo} | {'__main__'}
+def _version(things, above: tuple = (), state: bool = True) -> str:
+    "`code_version` of things that are held by those with the ids `above`; without `state` only what they do counts."
+    todo, modules, own, seen, packages, imported = list(things), set(), [], set(), set(), set()
+    given = {_package(_unwrapped(t)) for t in todo} | {'__main__'}
     while todo:
-        own += map(json.dumps, _wrapping(todo[-1], above))
+        own += map(json.dumps, _wrapping(todo[-1], above) if state else [])
         thing = _unwrapped(todo.pop())
+        package = _package(thing)
         if name := _module_of(thing):
             modules.add(name)
-        elif isinstance(thing, types.ModuleType) or isinstance(thing, type) and _package(thing) not in outside:
-            continue
-        elif id(thing) not in seen:
+        elif id(thing) not in seen and (package in given or _is_local(package)):
             seen.add(id(thing))
-            about, used = _own_code(thing, above)
-            own.append(json.dumps(about, sort_keys=True))
-            todo += used
-    return hashlib.sha256(json.dumps([sorted(own), import_closure(modules)]).encode()).hexdigest()[:16]
+            packages.add(package)
+            if isinstance(thing, types.FunctionType):
+                imported |= _imported_inside(thing)
+            if not isinstance(thing, types.ModuleType):
+                about, used = _own_code(thing, above) if state else _bare_code(thing)
+                own.append(json.dumps(about, sort_keys=True))
+                todo += used
+    files, named = _outside_closure(packages - {PACKAGE, ''}, imported)
+    key = json.dumps([sorted(own), files, import_closure(modules | named)], sort_keys=True)
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 # %% ../../nbs/00a_core/00_code.ipynb #4e8759bf
 _hashes = {}  # id of a big tensor -> a reference that does not keep it, its state, its hash
@@ -373,13 +465,41 @@ def _held_by_function(f: types.FunctionType, above: tuple) -> list:
     if _module_of(f):  # its globals are the library's
         named = {n: v for n, v in named.items() if n in f.__code__.co_freevars}
     held = {n: v for n, v in named.items() if not isinstance(v, (types.ModuleType, type))}
-    given = {str(i): v for i, v in enumerate(f.__defaults__ or ())} | (f.__kwdefaults__ or {})
-    return ['function', _version([f], above), _byte_code(f.__code__), *(_held_items(d, above) for d in (held, given))]
+    states = [_held_items(d, above) for d in (held, _defaults(f))]
+    return ['function', _version([f], above), _byte_code(f.__code__), *states]
 
 
 def _held_items(values: dict, above: tuple) -> list:
     "The state of the values of a dictionary, in the order of its keys."
     return sorted([repr(k), held_state(v, above)] for k, v in values.items())
+
+# %% ../../nbs/00a_core/00_code.ipynb #acae54e37e7d407bbb7b55eff062a284
+def _file_hash(path: Path) -> str:
+    "SHA-256 of a file."
+    h = hashlib.sha256()
+    with open(path, 'rb') as f:
+        while block := f.read(1 << 20):
+            h.update(block)
+    return h.hexdigest()
+
+
+def _run_hash(file: Path) -> str:
+    "The hash in the manifest of a finished run."
+    try:
+        return json.loads(file.read_text(encoding='utf-8'))['hash']
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f'{file} is broken ({e!r}): delete the folder and run again') from None
+
+
+def path_hash(path: Path):
+    "A file by its content, a finished run by its hash, any other folder by the names and contents in it."
+    if path.is_file():
+        return _file_hash(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f'{path} is missing, so it has no fingerprint')
+    if (path / 'manifest.json').exists():
+        return _run_hash(path / 'manifest.json')
+    return {p.relative_to(path).as_posix(): path_hash(p) for p in sorted(path.rglob('*')) if p.is_file()}
 
 # %% ../../nbs/00a_core/00_code.ipynb #94b16d26
 def held_state(thing, above: tuple = ()):
@@ -387,8 +507,10 @@ def held_state(thing, above: tuple = ()):
     if id(thing) in above:
         return 'itself'
     above = (*above, id(thing))
-    if _is_plain(thing) or isinstance(thing, (np.generic, PurePath)):
+    if _is_plain(thing) or isinstance(thing, np.generic):
         return repr(thing)
+    if isinstance(thing, Path):
+        return ['path', path_hash(thing)]
     if (array := _array(thing)) is not None:
         return ['array', str(array.dtype), list(array.shape), _content(thing, array)]
     if isinstance(getattr(thing, 'fingerprint', None), str):
@@ -400,7 +522,7 @@ def held_state(thing, above: tuple = ()):
     if isinstance(thing, re.Pattern):
         return ['pattern', thing.pattern, thing.flags]
     if isinstance(thing, (set, frozenset)):
-        return ['set', *sorted(map(repr, thing))]
+        return ['set', *sorted(json.dumps(held_state(v, above)) for v in thing)]
     if isinstance(thing, partial):
         return ['partial', *(held_state(v, above) for v in (thing.func, thing.args, thing.keywords))]
     if isinstance(thing, types.MethodType):
@@ -408,7 +530,22 @@ def held_state(thing, above: tuple = ()):
     return _held_by_object(thing, above)
 
 # %% ../../nbs/00a_core/00_code.ipynb #86c2b216
-_KNOWN = {*sys.stdlib_module_names, 'numpy', 'torch'}  # code that counts by its name
+_HOOKS = ('_hooks', '_hooks_with_kwargs', '_hooks_always_called')
+_KNOWN = {*sys.stdlib_module_names, 'numpy', 'pandas', 'PIL', 'torch'}  # code that counts by its name
+
+
+def _attributes(thing) -> dict:
+    """The attributes of an object; of a network without empty tables of hooks, and with filled ones by their order.
+
+    PyTorch numbers hooks through the whole process, which no key may depend on.
+    """
+    torch = sys.modules.get('torch')
+    if not torch or not isinstance(thing, torch.nn.Module):
+        return vars(thing)
+    tables = {k: vars(thing)[k] for k in vars(torch.nn.Module()) if k.endswith(_HOOKS) and k in vars(thing)}
+    order = {number: i for i, number in enumerate(sorted({number for hooks in tables.values() for number in hooks}))}
+    filled = {k: {order[number]: hook for number, hook in hooks.items()} for k, hooks in tables.items() if hooks}
+    return {k: v for k, v in vars(thing).items() if k not in tables} | filled
 
 
 def _held_by_object(thing, above: tuple) -> list:
@@ -425,6 +562,41 @@ def _held_by_object(thing, above: tuple) -> list:
             'part of the key of that work: give it numbers, texts, paths, arrays or objects with attributes, or an '
             'attribute `fingerprint` (a text)'
         )
-    attributes = _held_items({k: v for k, v in vars(thing).items() if '_hook' not in k}, above)
+    attributes = _held_items(_attributes(thing), above)
     version = '' if _package(type(thing)) in _KNOWN else _version([type(thing)], above)
     return ['object', type(thing).__qualname__, version, attributes]
+
+# %% ../../nbs/00a_core/00_code.ipynb #a1347450
+def _inside(thing):
+    "What a thing holds that may have code of its own."
+    if isinstance(thing, dict):
+        return thing.values()
+    if isinstance(thing, (list, tuple, set, frozenset)):
+        return thing
+    if isinstance(thing, partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)):
+        return [getattr(thing, '__func__', None), thing.__self__]
+    if isinstance(thing, types.FunctionType):
+        return [*_cells_of(thing).values(), *_defaults(thing).values()]
+    if (inner := _inner(thing)) is not thing:
+        return [inner]
+    own = not isinstance(thing, type) and (_module_of(type(thing)) or _is_local(_package(type(thing))))
+    return [type(thing), *getattr(thing, '__dict__', {}).values()] if own else ()
+
+
+_DATA = (str, bytes, int, float, type(None), Path, np.ndarray)
+
+
+def loader_version(load) -> str:
+    "16 hex digits of the code of `load` and of the functions and objects that it holds; their data do not count."
+    todo, seen, found = [load], set(), []
+    while todo:
+        thing = todo.pop()
+        if isinstance(thing, _DATA) or id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        todo += _inside(thing)
+        if isinstance(thing, (types.FunctionType, type)) and _package(thing) not in _KNOWN:
+            found.append(thing)
+    return _version(found, state=False)

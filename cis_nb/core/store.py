@@ -22,7 +22,7 @@ from pathlib import Path
 import importlib.util
 import numpy as np
 from filelock import FileLock
-from .code import code_version
+from .code import code_version, path_hash
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
 def project_root() -> Path:
@@ -38,26 +38,6 @@ def store_root() -> Path:
     "Where finished work is kept: $CIS_STORE, else `store/` in the checkout."
     return Path(os.environ.get('CIS_STORE') or project_root() / 'store')
 
-# %% ../../nbs/00a_core/01_store.ipynb #f1c37a65
-def _file_hash(path: Path) -> str:
-    "SHA-256 of a file."
-    h = hashlib.sha256()
-    with open(path, 'rb') as f:
-        while block := f.read(1 << 20):
-            h.update(block)
-    return h.hexdigest()
-
-
-def _path_hash(path: Path):
-    "A file by its content, a finished run by its hash, any other folder by the names and contents in it."
-    if path.is_file():
-        return _file_hash(path)
-    if not path.is_dir():
-        raise FileNotFoundError(f'{path} is missing, so it has no fingerprint')
-    if (path / 'manifest.json').exists():
-        return manifest(path)['hash']
-    return {p.relative_to(path).as_posix(): _path_hash(p) for p in sorted(path.rglob('*')) if p.is_file()}
-
 # %% ../../nbs/00a_core/01_store.ipynb #02909f44
 def _canonical(o):
     "The same thing in plain JSON types, alike on every machine."
@@ -70,7 +50,7 @@ def _canonical(o):
     if isinstance(o, (list, tuple)):
         return [_canonical(v) for v in o]
     if isinstance(o, Path):
-        return {'content': _path_hash(o)}
+        return {'content': path_hash(o)}
     if isinstance(o, np.ndarray) and o.dtype != object:
         a = np.asarray(o, dtype=o.dtype.newbyteorder('<'), order='C')
         return {'array': [a.dtype.str, list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()]}

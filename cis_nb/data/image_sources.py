@@ -17,6 +17,7 @@ import pandas as pd
 from PIL import Image
 
 from ..core.report import progress
+from ..core.code import loader_version
 from ..core.store import fingerprint, stored
 from .packed import packed_folder, center_square
 
@@ -52,7 +53,7 @@ class ImageSource:
         folder = stored(
             'photos',
             f'{self.name}-{size}',
-            dict(size=size, names=self.ids),
+            dict(size=size, names=self.ids, load=loader_version(self.load)),
             lambda to: _write_squares(to, self.ids, self.load, size, self.name),
             inputs=[self.key],
         )

@@ -16,6 +16,7 @@ import pandas as pd
 from PIL import Image
 
 from ..core.report import progress
+from ..core.code import loader_version
 from ..core.store import fingerprint, stored
 from .image_sources import ImageSource
 
@@ -136,7 +137,7 @@ def white_squares(images: ImageSource, size: int) -> tuple:  # array (N,3,size,s
     folder = stored(
         'squares',
         f'{images.name}-{size}',
-        dict(size=size, ids=fingerprint(images.ids)),
+        dict(size=size, ids=fingerprint(images.ids), load=loader_version(images.load)),
         lambda to: _write_white_squares(to, images, size),
         inputs=[images.key],
     )
@@ -150,4 +151,5 @@ def packed_source(images: ImageSource, size: int) -> ImageSource:
     def load(i):
         return Image.fromarray(array[index[i]].transpose(1, 2, 0))
 
-    return ImageSource(images.ids, load, fingerprint([images.key, 'white squares', size]), images.name)
+    read = loader_version(images.packed_squares or images.load)
+    return ImageSource(images.ids, load, fingerprint([images.key, read, 'white squares', size]), images.name)

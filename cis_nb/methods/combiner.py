@@ -29,7 +29,6 @@ from ..backbones.features import text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import load_cirr
 from ..core.parameters import one_of
-from ..core.store import fingerprint
 from ..data.augmentation import random_crops, random_shift_brightness, stored_size
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
@@ -540,10 +539,7 @@ class CombinerPlugin(Plugin):
             photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'photos.json'
             found += [triplet_folder(config), json.loads(photos.read_text())['key']]
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
-        for b in (load_cirr(cirr_root(config.data, config.cirr), s) for s in splits):
-            q = b.queries
-            found.append(fingerprint([b.key, q.query_id.tolist(), q.condition.tolist(), q.targets.tolist()]))
-        return found
+        return found + [load_cirr(cirr_root(config.data, config.cirr), s).fingerprint for s in splits]
 
     def objective(self, backbone, config) -> CombinerTraining:
         net, data = make_combiner(backbone.D, config), training_data(config, backbone.image_size)

@@ -467,7 +467,7 @@ class CondViTPlugin(Plugin):
 
     def inputs(self, backbone, config) -> list:
         pairs, tasks = training_products(config, backbone.image_size)
-        return [pairs.key, tasks['products'].protocol.hash, tasks['products'].key]
+        return [pairs.key, *(task.fingerprint for task in tasks.values())]
 
     def objective(self, backbone, config) -> CondViTTraining:
         pairs, tasks = training_products(config, backbone.image_size)

@@ -257,7 +257,7 @@ class LinCIRPlugin(Plugin):
         return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
-        return [corpus_of(config), load_cirr(cirr_root(config.data, config.cirr)).key]
+        return [corpus_of(config), load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
 
     def objective(self, backbone, config) -> SelfMasking:
         c = config

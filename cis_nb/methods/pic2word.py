@@ -72,7 +72,7 @@ class Pic2WordPlugin(Plugin):
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.world_images)
-        return [images.key, load_cirr(cirr_root(config.data, config.cirr)).key]
+        return [images.key, load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
 
     def objective(self, backbone, config) -> Pic2Word:
         torch.manual_seed(config.seed)

@@ -454,7 +454,7 @@ class SearlePlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.world_images)
         phrases = phrase_sources(config.vocabulary, config.phrase_generator)
-        return [images.key, *phrases, load_cirr(cirr_root(config.data, config.cirr)).key]
+        return [images.key, *phrases, load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
 
     def objective(self, backbone, config) -> Searle:
         "The search is made first, or found in the store."

@@ -5,7 +5,10 @@ import io
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 import numpy as np
 import pytest
@@ -13,6 +16,9 @@ import torch
 from PIL import Image
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.features import TextMemory, image_features, text_features
+from cis_nb.data.image_sources import ImageSource
+from cis_nb.data.products import packed_source, white_squares
+from projects import ROOT
 
 torch.set_num_threads(1)
 
@@ -118,3 +124,58 @@ def test_a_text_is_read_once():
     r = TextMemory(SimpleNamespace(D=1, encode_text=lambda ts: read.append(list(ts)) or torch.ones(len(ts), 1)))
     assert r(['a', 'b', 'a']).shape == (3, 1) and r(['b']).shape == (1, 1)
     assert read == [['a', 'b']] and r([]).shape == (0, 1)
+
+
+# --- the code of a loader is part of the key
+
+
+def upright(i):
+    return picture(i)
+
+
+def turned(i):
+    return picture(i).rotate(180)
+
+
+def source(load):
+    return ImageSource([0, 1], lambda i: load(i), 'pictures')
+
+
+KEPT = dict(
+    features=lambda s, b: image_features(b, s.ids, s.load, s.key).array,
+    pixels=lambda s, b: s.pixels(16)[0],
+    white_squares=lambda s, b: white_squares(s, 16)[0],
+    packed_source=lambda s, b: packed_source(s, 64).features(b).array,
+)
+
+
+@pytest.mark.parametrize('what', KEPT)
+def test_another_loader_of_the_same_images_gives_another_result(what, b, store):
+    one, again, other = (np.array(KEPT[what](source(load), b)) for load in (upright, upright, turned))
+    assert (one == again).all() and not (one == other).all()
+
+
+CROP = '''
+from cis_nb.benchmarks.genecis import _loader
+from cis_nb.core.code import loader_version
+
+print(loader_version(_loader({}, 'official')))
+'''
+
+
+@pytest.mark.e2e
+def test_the_crop_of_a_benchmark_is_part_of_the_key(tmp_path):
+    ignore = shutil.ignore_patterns('__pycache__', 'tiny*')
+    package = shutil.copytree(ROOT / 'cis_nb', tmp_path / 'cis_nb', ignore=ignore)
+    file = package / 'benchmarks/genecis.py'
+
+    def version():
+        env = dict(os.environ, PYTHONPATH=str(tmp_path))
+        run = subprocess.run([sys.executable, '-c', CROP], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert not run.returncode, run.stderr
+        return run.stdout
+
+    before, text = version(), file.read_text()
+    assert version() == before and 'd=0.7' in text
+    file.write_text(text.replace('d=0.7', 'd=0.9'))
+    assert version() != before

@@ -4,13 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
 import numpy as np
 import pytest
 import torch
 from projects import ROOT
 from cis_nb.core import code
-from cis_nb.core.code import code_version, held_state, import_closure
+from cis_nb.core.code import code_version, held_state, import_closure, loader_version
+from cis_nb.core.store import fingerprint
 
 KEY = '''
 import sys
@@ -91,6 +93,87 @@ def test_every_file_of_a_package_from_outside_counts(tmp_path):
         append(tmp_path / 'outside_package' / folder / 'rules.py', 'WEIGHT = 2\n')
         assert version() != before
         before = version()
+
+
+OUTSIDE_HELPER = {
+    'module': 'import aa_helper\n\ndef rule(a, b):\n    return aa_helper.fuse(a, b)\n',
+    'class': 'from aa_helper import Net\n\ndef rule(a, b):\n    return Net()(a, b)\n',
+    'function': 'from aa_helper import fuse\n\ndef rule(a, b):\n    return fuse(a, b)\n',
+    'inside': 'def rule(a, b):\n    import aa_helper\n    return aa_helper.fuse(a, b)\n',
+    'through another': 'import aa_middle\n\ndef rule(a, b):\n    return aa_middle.fuse(a, b)\n',
+}
+HELPER = 'def fuse(a, b):\n    return a + b\n\nclass Net:\n    def __call__(self, a, b):\n        return fuse(a, b)\n'
+
+
+@pytest.mark.parametrize('how', OUTSIDE_HELPER)
+@pytest.mark.parametrize('home', ['file', 'notebook'])
+def test_a_helper_in_another_module_from_outside_counts(how, home, tmp_path):
+    (tmp_path / 'aa_rules.py').write_text(OUTSIDE_HELPER[how])
+    (tmp_path / 'aa_middle.py').write_text('from aa_helper import fuse\n')
+    start = OUTSIDE_HELPER[how] if home == 'notebook' else 'from aa_rules import rule\n'
+
+    def version(text):
+        (tmp_path / 'aa_helper.py').write_text(text)
+        env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+        source = start + 'from cis_nb.core.code import code_version\nprint(code_version(rule))'
+        return subprocess.run(
+            [sys.executable, '-c', source], env=env, capture_output=True, text=True, check=True
+        ).stdout
+
+    before = version(HELPER)
+    assert before == version(HELPER + '# a comment\n') != version(HELPER.replace('a + b', 'a - b'))
+
+
+# --- the code of a loader
+
+
+def through(crop, state=None):
+    return lambda i: (crop(i), state)
+
+
+def whole(i):
+    return i
+
+
+def half(i):
+    return i // 2
+
+
+class Reader:
+    def __init__(self, crop):
+        self.crop = crop
+
+    def load(self, i):
+        return self.crop(i)
+
+
+LOADERS = [
+    through,
+    lambda crop: partial(through(crop)),
+    lambda crop: partial(max, key=crop),
+    lambda crop: Reader(crop).load,
+    lambda crop: through(Reader(crop).load),
+    lambda crop: through({i: crop for i in range(9)}.get),
+    lambda crop: through(lru_cache(crop)),
+    lambda crop: through([through(crop)]),
+]
+
+
+@pytest.mark.parametrize('make', LOADERS)
+def test_the_functions_of_a_loader_count(make):
+    assert loader_version(make(whole)) == loader_version(make(whole)) != loader_version(make(half))
+
+
+@pytest.mark.parametrize('states', [(1, 2), (Path('a'), Path('b')), ({1: 2}, {3: 4}), (np.zeros(3), np.ones(3))])
+def test_the_data_of_a_loader_are_counted_by_the_key_of_its_source(states):
+    one, other = (through(whole, state) for state in states)
+    assert loader_version(one) == loader_version(other)
+
+
+def test_the_data_of_a_loader_are_not_hashed(monkeypatch):
+    monkeypatch.setattr(code, '_content', lambda *_: pytest.fail('an array of pixels is hashed'))
+    monkeypatch.setattr(code, 'path_hash', lambda *_: pytest.fail('a file is hashed'))
+    loader_version(through(whole, {i: Path(f'{i}') for i in range(9)} | {'pixels': np.zeros(9)}))
 
 
 # --- what code is given and reads
@@ -189,3 +272,68 @@ def test_a_list_that_code_only_writes_to_decides_nothing():
     before = code_version(counted)
     counted(1)
     assert code_version(counted) != before
+
+
+class WithPath:
+    def __init__(self, path):
+        self.path = path
+
+
+@pytest.mark.parametrize('wrap', [lambda p: p, lambda p: [p], lambda p: {p}, lambda p: {'p': p}])
+def test_a_path_counts_by_its_content_as_in_the_store(wrap, tmp_path):
+    one, same, other = (tmp_path / name for name in ('one', 'same', 'other'))
+    for path, text in ((one, 'a'), (same, 'a'), (other, 'b')):
+        path.write_text(text)
+    state = [held_state(WithPath(wrap(p))) for p in (one, same, other)]
+    assert state[0] == state[1] != state[2] and fingerprint(one) == fingerprint(same) != fingerprint(other)
+    one.write_text('b')
+    assert held_state(WithPath(wrap(one))) == state[2]
+
+
+CACHES = dict(
+    cached_property=cached_property,
+    lru_cache=lru_cache(maxsize=None),
+    property_of_cache=lambda f: property(lru_cache(f)),
+    static=lambda f: staticmethod(lru_cache(f)),
+)
+
+
+@pytest.mark.parametrize('cache', CACHES)
+def test_methods_behind_a_cache_count(cache):
+    def version(function):
+        return code_version(type('Made', (), {'value': CACHES[cache](function), '__module__': __name__}))
+
+    assert version(whole) == version(whole) != version(half)
+
+
+def with_hook(register, function):
+    net = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.ones_(net.weight)
+    if register:
+        getattr(net, register)(function)
+    return held_state(net)
+
+
+def doubled(net, *args):
+    return 2 * args[-1]
+
+
+def tripled(net, *args):
+    return 3 * args[-1]
+
+
+@pytest.mark.parametrize('register', ['register_forward_hook', 'register_forward_pre_hook'])
+def test_hooks_of_a_network_count(register):
+    versions = [with_hook(register, f) for f in (doubled, doubled, tripled)] + [with_hook('', None)]
+    assert versions[0] == versions[1] and len({str(v) for v in versions}) == 3
+
+
+@pytest.mark.parametrize('name', ['use_hook', '_hooks', 'fish_hooks'])
+def test_an_attribute_of_ones_own_counts_whatever_its_name(name):
+    def state(value, cls):
+        thing = cls()
+        setattr(thing, name, value)
+        return held_state(thing)
+
+    for cls in (type('Plain', (), {'__module__': __name__}), torch.nn.Identity):
+        assert state(0.2, cls) == state(0.2, cls) != state(0.8, cls)

@@ -77,7 +77,7 @@ class LearnedSumPlugin(Plugin):
     name, title, color, Config = 'learned_sum', 'Learned sum', '#7a4fbf', LearnedSumConfig
 
     def inputs(self, backbone, config):
-        return [load_cirr(cirr_root(config.data, config.cirr), split).key for split in ('train', 'val')]
+        return [load_cirr(cirr_root(config.data, config.cirr), split).fingerprint for split in ('train', 'val')]
 
     def objective(self, backbone, config):
         train, val = (load_cirr(cirr_root(config.data, config.cirr), split) for split in ('train', 'val'))
