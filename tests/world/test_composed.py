@@ -31,7 +31,7 @@ from cis_nb.world.scenes import (
 )
 
 GOLDEN = dict(
-    cirr='9c4e02cee155537cadf166cad994b66afd224a49177143dfccccda63b1d30d38',
+    cirr='cd8aadc240c3c8901db2f0fed12f1631b06ce86116dd93b41241759d8aacbee0',
     mitstates='d26d080543696623f1e1e5395db00591924163c47e61fac4a13ef071dfdf7d20',
 )
 SPLITS = ('train', 'val', 'test1')
