@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from projects import ROOT
 from cis_nb.core import store as core
+from cis_nb.core.code import path_hash
 from cis_nb.core.store import _finished, fingerprint, manifest, stored
 
 posix = pytest.mark.skipif(os.name != 'posix', reason='kill -9 and file limits need a POSIX system')
@@ -430,12 +431,12 @@ def test_every_part_of_the_key_counts(store):
         asked(params=dict(a=1.0)),
         asked(inputs=['abc']),
         asked(build=something),
-        asked(build=manifest),  # of this library: no file of tests counts
-        asked(build=manifest, code=[ranks]),
-        asked(build=manifest, code=[scramble]),
+        asked(build=path_hash),  # of this library: no file of tests counts
+        asked(build=path_hash, code=[ranks]),
+        asked(build=path_hash, code=[scramble]),
     ]
     assert len(set(folders)) == len(folders)
     assert asked() == folders[0]
-    assert asked(build=manifest, code=[measures]) == asked(build=manifest, code=[ranks])  # two of one module
+    assert asked(build=path_hash, code=[measures]) == asked(build=path_hash, code=[ranks])  # two of one module
     with pytest.raises(TypeError, match='with readable code'):
         asked(code=['cis_nb.core.store'])
