@@ -72,27 +72,27 @@ def test_any_id(b, store):
     assert len(text_features(b, ['a', 'b', 'a'])) == 2
 
 
-def killed_child(b, n):
-    seen = []
+def encode_fifty(b, seen: list, at_most: int):
+    "Features of fifty images; the process is killed when it loads more than `at_most`."
 
     def load(i):
         seen.append(i)
-        if len(seen) > n:
+        if len(seen) > at_most:
             os.kill(os.getpid(), signal.SIGKILL)
         return picture(i)
 
-    image_features(b, list(range(50)), load, 'kill', block=8)
+    return image_features(b, list(range(50)), load, 'kill', block=8)
 
 
 @pytest.mark.e2e
 def test_kill_9_leaves_nothing_finished_and_work_goes_on(b, store):
-    p = multiprocessing.get_context('fork').Process(target=killed_child, args=(b, 30))
+    p = multiprocessing.get_context('fork').Process(target=encode_fifty, args=(b, [], 30))
     p.start()
     p.join(120)
     assert p.exitcode == -signal.SIGKILL
     assert not list((store / 'store' / 'features').glob('tiny-*'))
     seen = []
-    f = image_features(b, list(range(50)), lambda i: seen.append(i) or picture(i), 'kill', block=8)
+    f = encode_fifty(b, seen, 50)
     assert min(seen) == 24 and len(seen) == 26
     with torch.no_grad():
         torch.testing.assert_close(
