@@ -29,19 +29,18 @@ def test_shards_are_streamed_and_packed_once(tmp_path, store):
     assert t.table.category[simple].tolist() == list(CATEGORY_OF)
 
 
-def test_a_shard_with_a_product_without_a_simple_image_is_refused(tmp_path, store):
+@pytest.mark.parametrize(
+    'field, value, message',
+    [
+        ('TYPE', 'COMPLEX', "0.tar: product '103' has no simple image"),
+        ('CATEGORY', 'Shoes', "0.tar, product '103', image 1: CATEGORY is 'Shoes'; allowed: Bags"),
+    ],
+)
+def test_a_product_that_cannot_be_paired_is_refused(tmp_path, store, field, value, message):
     h = Hand(split='train')
-    h.simple[3]['TYPE'] = 'COMPLEX'
+    h.simple[3][field] = value
     h.tar(tmp_path / 'TRAIN/0.tar')
-    with pytest.raises(ValueError, match="0.tar: product '103' has no simple image"):
-        lrvsf_training_images(tmp_path, size=8)
-
-
-def test_an_unknown_category_in_a_shard_is_refused(tmp_path, store):
-    h = Hand(split='train')
-    h.simple[3]['CATEGORY'] = 'Shoes'
-    h.tar(tmp_path / 'TRAIN/0.tar')
-    with pytest.raises(ValueError, match="0.tar, product '103', image 1: CATEGORY is 'Shoes'; allowed: Bags"):
+    with pytest.raises(ValueError, match=message):
         lrvsf_training_images(tmp_path, size=8)
 
 
