@@ -124,9 +124,9 @@ def retrieval_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/02b_benchmarks/08_image_text.ipynb #43ae3060
 def pair_features(backbone, pairs) -> tuple:  # image (N,D) by image, text (M,D) by caption; raw
-    "Features of the images and captions of a `PhotoPairs`, through the feature store."
+    "Features of the images and captions of a `CaptionedImages`, through the feature store."
     rows = list(range(len(pairs.table)))
-    image = image_features(backbone, rows, pairs.photo, f'{pairs.key}/{pairs.split}')[rows]
+    image = image_features(backbone, rows, pairs.image, f'{pairs.key}/{pairs.split}')[rows]
     return image, text_features(backbone, pairs.texts)[pairs.texts]
 
 # %% ../../nbs/02b_benchmarks/08_image_text.ipynb #a3df0090

@@ -26,7 +26,7 @@ from ..core.parameters import one_of
 from ..core.store import fingerprint
 from ..data.image_folders import Skipped, tar_members
 from ..data.image_sources import ImageSource
-from ..data.packed import open_photo
+from ..data.packed import open_image
 from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES
 from ..data.roots import dataset_root, need_file
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_row, result_rows
@@ -260,9 +260,9 @@ class LRVSF:
 def _open(i: str, files: ParquetImages, tars: dict) -> Image.Image:
     "An image from Parquet, from a tar, or drawn from its address."
     if i in files.places:
-        return open_photo(files.read(i))
+        return open_image(files.read(i))
     if i in tars:
-        return open_photo(tars[i].read())
+        return open_image(tars[i].read())
     if is_drawn(i):
         return drawn_image(i)
     raise FileNotFoundError(f'{i}: the image is in none of the Parquet and tar files')

@@ -25,7 +25,7 @@ from scipy.optimize import minimize
 from ..backbones.features import Features, image_features, l2_normalize, text_features
 from ..core.parameters import one_of
 from ..data.image_folders import Skipped, clean_caption
-from ..data.packed import open_photo
+from ..data.packed import open_image
 from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES, NON_CLOTHING
 from ..world.cloth import Dice
 from ..world.lrvsf import thing_image
@@ -136,7 +136,7 @@ def _product_rows(number: int, category: str, worn: bool, d: Dice) -> list:
 def _copy(row: dict, at: int, across: bool, number: int, d: Dice) -> dict:
     "The row at `at` as a second file: smaller and compressed anew, at the same shop or `across`, at another one."
     size = SIDE - d.between(4, 12)
-    image = open_photo(row['image']).resize((size, size), Image.Resampling.BICUBIC)
+    image = open_image(row['image']).resize((size, size), Image.Resampling.BICUBIC)
     shop = d.pick([s for s in SHOP_URLS if s != row['shop']]) if across else row['shop']
     number = number if across else row['number']
     url = SHOP_URLS[shop].format(product=number, shot=d.between(20, 99))
@@ -235,7 +235,7 @@ def embed_files(
     "Features (D numbers each) of image files, encoded once and kept; ValueError if none can be read."
     files = list(files)
     key = hashlib.sha256(b''.join(hashlib.sha256(data).digest() for data in files)).hexdigest()
-    return image_features(backbone, range(len(files)), lambda i: open_photo(files[i]), key)
+    return image_features(backbone, range(len(files)), lambda i: open_image(files[i]), key)
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #b1f4f4c1
 @dataclass

@@ -27,7 +27,7 @@ from ..core.report import progress
 from ..core.store import fingerprint, stored
 from ..data.image_folders import Skipped
 from ..data.image_sources import ImageSource
-from ..data.packed import open_photo
+from ..data.packed import open_image
 from ..data.products import COMPLEX_COLUMNS, LRVSF_CATEGORIES, SIMPLE_COLUMNS, ProductPairs, resized_white_square
 from ..data.roots import dataset_root, need_file
 from ..world.lrvsf import VAL_DISTRACTORS
@@ -81,7 +81,7 @@ def _decoded(rows: list, size: int, skipped: Skipped) -> list:
     out = []
     for row, data in rows:
         try:
-            out.append((row, resized_white_square(open_photo(data or b''), size)))
+            out.append((row, resized_white_square(open_image(data or b''), size)))
         except Exception:  # whatever a hostile file raises, it costs this one image
             skipped.add('damaged or missing image', row['image'])
     kinds = {row['type'] == 'SIMPLE' for row, _ in out}
@@ -138,7 +138,7 @@ def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> Traini
     paths = sorted((folder / sub).glob(pattern)) or [need_file(folder / sub / pattern, **LRVSF_DATA)]
     stats = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
     packed = stored(
-        'photos',
+        'squares',
         f'lrvsf-{split}-{size}',
         dict(size=size, split=split),
         lambda to: _pack_shards(to, paths, size),

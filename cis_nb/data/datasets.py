@@ -10,7 +10,7 @@ __all__ = ['captions_root', 'captions_key', 'data_name', 'data_title', 'language
 from pathlib import Path
 from ..core.store import fingerprint
 from .image_folders import signature
-from .packed import PhotoPairs
+from .packed import CaptionedImages
 from .roots import WORLD, data_root, is_world
 from ..world.captions import WorldPairs
 from ..world.layouts import world_root
@@ -60,7 +60,7 @@ def image_text_pairs(name, split: str, n: int, seed: int, image_size: int, **kw)
     "Pairs of images and captions: `n` drawn by the world (`kw`: see `WorldPairs`), or those of a folder."
     if is_world(name):
         return WorldPairs(n, seed, split=split, image_size=image_size, **kw)
-    return PhotoPairs(data_root(name), split, image_size)
+    return CaptionedImages(data_root(name), split, image_size)
 
 # %% ../../nbs/00b_data/05_datasets.ipynb #395d0ee7
 def annotations_root(name, coco: int, vaw: int, captions: int, seed: int = 0) -> Path:

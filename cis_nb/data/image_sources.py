@@ -51,7 +51,7 @@ class ImageSource:
         if self.packed_squares:
             return self.packed_squares(size)
         folder = stored(
-            'photos',
+            'squares',
             f'{self.name}-{size}',
             dict(size=size, names=self.ids, load=loader_version(self.load)),
             lambda to: _write_squares(to, self.ids, self.load, size, self.name),
@@ -67,7 +67,7 @@ class ImageSource:
 def folder_squares(root, size: int) -> tuple:
     "A folder of images as squares, packed_folder on first use: array (N,3,size,size) uint8, {id: row}."
     folder = packed_folder(root, size)
-    table = pd.read_parquet(folder / 'photos.parquet', columns=['key', 'row'])
+    table = pd.read_parquet(folder / 'images.parquet', columns=['key', 'row'])
     return np.load(folder / 'images.npy', mmap_mode='r'), dict(zip(table.key, table.row))
 
 
@@ -78,7 +78,7 @@ def folder_images(root, size: int) -> ImageSource:
     def load(name):
         return Image.fromarray(images[index[name]].transpose(1, 2, 0))
 
-    key = json.loads((packed_folder(root, size) / 'photos.json').read_text())['key']
+    key = json.loads((packed_folder(root, size) / 'about.json').read_text())['key']
     return ImageSource(list(index), load, key, Path(root).name, partial(folder_squares, root))
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #756e0de4

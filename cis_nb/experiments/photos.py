@@ -36,7 +36,7 @@ from ..core.plotting import color, page, show_grid
 from ..core.store import manifest
 from ..data.datasets import captions_root, data_name
 from ..data.image_folders import Place
-from ..data.packed import PhotoPairs, evaluation_photos, open_photo
+from ..data.packed import CaptionedImages, evaluation_images, open_image
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..retrieval.search import SearchIndex, build_index, l2_normalize_array, search_speed
 from ..retrieval.statistics import bootstrap_ci, paired_bootstrap
@@ -51,12 +51,12 @@ class CaptionedPhotos:
 
     name: str  # of the data set, in results
     root: Path
-    held_out: PhotoPairs  # the split that is measured
+    held_out: CaptionedImages  # the split that is measured
     table: pd.DataFrame  # all photographs by key: split, captions, and where the file is
 
     def load(self, key: str) -> Image.Image:
         "The whole photograph."
-        return open_photo(Place(*self.table.loc[key, list(Place._fields)]).read())
+        return open_image(Place(*self.table.loc[key, list(Place._fields)]).read())
 
     def keys(self, split: str) -> list:
         "The keys of one split."
@@ -71,8 +71,8 @@ class CaptionedPhotos:
 def captioned_photos(data: str, world_images: int, size: int) -> CaptionedPhotos:
     "The folder `data`, or `photos` scenes of the drawn world; packed as squares of `size` pixels on first use."
     root = captions_root(data, world_images)
-    held_out = evaluation_photos(root, size)
-    table = pd.read_parquet(held_out.folder / 'photos.parquet').set_index('key')
+    held_out = evaluation_images(root, size)
+    table = pd.read_parquet(held_out.folder / 'images.parquet').set_index('key')
     return CaptionedPhotos(data_name(data, root), root, held_out, table)
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #7df8a89f
@@ -83,10 +83,10 @@ def split_sizes(photos: CaptionedPhotos) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=['split', 'photos', 'captions'])
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #782b411f
-def photo_samples(pairs: PhotoPairs, n: int = 10, rows: int = 2):
+def photo_samples(pairs: CaptionedImages, n: int = 10, rows: int = 2):
     "`n` photographs at equal distances in the table, each with its first caption."
     some = np.array_split(np.linspace(0, len(pairs.table) - 1, n).astype(int), rows)
-    grid = [dict(images=[pairs.photo(i) for i in r], titles=[pairs.table.captions[i][0] for i in r]) for r in some]
+    grid = [dict(images=[pairs.image(i) for i in r], titles=[pairs.table.captions[i][0] for i in r]) for r in some]
     return show_grid(grid, height=1.4)
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #5f9055d0
@@ -124,21 +124,21 @@ def direction_curves(ranks: dict, owner):
     return fig
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #1ef2e531
-def caption_strip(pairs: PhotoPairs, image, text, q: int, rank: int, n: int = 6) -> dict:  # a row of `show_grid`
+def caption_strip(pairs: CaptionedImages, image, text, q: int, rank: int, n: int = 6) -> dict:  # a row of `show_grid`
     "The first `n` photographs of caption `q`, its own at the end if it is not among them; features (N,D), (M,D)."
     scores, own = l2_normalize_array(image) @ l2_normalize_array(text[q]), pairs.owner[q]
     order = list(np.argsort(-scores, kind='stable'))
     rows = order[:n] if own in order[:n] else order[: n - 1] + [own]
     caption = textwrap.shorten(pairs.texts[q], 64, placeholder=' …')
     return dict(
-        images=[pairs.photo(i) for i in rows],
+        images=[pairs.image(i) for i in rows],
         outlines=['target' if i == own else None for i in rows],
         titles=[''] * (n - 1) + [f'rank {rank}' if own not in order[:n] else ''],
         title=f'rank {rank} of {len(pairs.table)}: “{caption}”',
     )
 
 
-def caption_strips(pairs: PhotoPairs, image, text, ranks):
+def caption_strips(pairs: CaptionedImages, image, text, ranks):
     "The captions with the best, the median and the worst rank (M,)."
     order = np.argsort(ranks, kind='stable')
     some = [order[int(f * (len(order) - 1))] for f in (0, 0.5, 1)]
@@ -188,7 +188,7 @@ def validation_weight(photos: CaptionedPhotos, model, weights, **rule) -> float:
     "The best weight of the words on the validation split; 0.5 if there are no photographs or queries to choose by."
     if photos.held_out.split != 'test' or 'val' not in photos.held_out.splits:
         return 0.5
-    val = PhotoPairs(photos.root, 'val', model.image_size)
+    val = CaptionedImages(photos.root, 'val', model.image_size)
     queries = composed_queries(val.texts, val.owner, **rule)
     if not len(queries):
         return 0.5
@@ -264,12 +264,12 @@ def subtraction_effect(search: ComposedSearch, weight: float, seed: int = 0) -> 
     return pd.DataFrame([row | {'difference': difference}])
 
 
-def composed_strip(search: ComposedSearch, pairs: PhotoPairs, q, weight: float, n: int = 6) -> dict:
+def composed_strip(search: ComposedSearch, pairs: CaptionedImages, q, weight: float, n: int = 6) -> dict:
     "The reference of a query and the first `n` photographs, as a row of `show_grid`."
     query = compose_features(search.index.vectors([q.reference]), search.words([q.condition]), weight)
     top = top_images(search.index, query, [q.reference], n)[0]
     return dict(
-        images=[pairs.photo(i) for i in [q.reference, *top]],
+        images=[pairs.image(i) for i in [q.reference, *top]],
         outlines=['reference', *['target' if i in q.targets else None for i in top]],
         title=f'this {q.who} + “{q.condition}”',
     )

@@ -536,7 +536,7 @@ class CombinerPlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         found = []
         if config.triplets == 'mined':
-            photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'photos.json'
+            photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'about.json'
             found += [triplet_folder(config), json.loads(photos.read_text())['key']]
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
         return found + [load_cirr(cirr_root(config.data, config.cirr), s).fingerprint for s in splits]

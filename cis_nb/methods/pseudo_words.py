@@ -197,7 +197,7 @@ class PseudoWordObjective(RetrievalValidation):
 def training_images(backbone, data: str, world_images: int) -> ImageSource:
     "The images of the training split that `data` names."
     root, size = captions_root(data, world_images), stored_size(backbone.image_size)
-    table = pd.read_parquet(packed_folder(root, size) / 'photos.parquet', columns=['key', 'split'])
+    table = pd.read_parquet(packed_folder(root, size) / 'images.parquet', columns=['key', 'split'])
     return folder_images(root, size).only(table.query('split=="train"').key.tolist())
 
 

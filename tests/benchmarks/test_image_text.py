@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.benchmarks import image_text as R
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
-from cis_nb.data.packed import evaluation_photos
+from cis_nb.data.packed import evaluation_images
 
 flickr = DATA / 'flickr8k'
 quick = settings(max_examples=50, deadline=None)
@@ -128,7 +128,7 @@ def test_captions_of_another_kind_give_no_questions_and_no_error():
 
 @needs_data('flickr8k')
 def test_questions_of_flickr8k():
-    pairs = evaluation_photos(flickr, 16)
+    pairs = evaluation_images(flickr, 16)
     made = R.composed_queries(pairs.texts, pairs.owner)
     assert pairs.split == 'test' and len(pairs) == 5000 and made.groupby(['who', 'condition']).ngroups > 100
     assert {('dog', 'in the snow'), ('man', 'on the beach'), ('boy', 'running')} <= set(zip(made.who, made.condition))

@@ -15,7 +15,7 @@ from projects import DATA, needs_data
 from cis_nb.backbones.features import l2_normalize
 from cis_nb.benchmarks import lrvsf_construction as lc
 from cis_nb.benchmarks import near_duplicates as nd
-from cis_nb.data.packed import open_photo
+from cis_nb.data.packed import open_image
 from cis_nb.world.wardrobe import draw_products
 
 seeds = st.integers(0, 10**6)
@@ -170,7 +170,7 @@ def test_reading_the_clothing_layout(tmp_path):
 @needs_data('clothing')
 def test_lsh_equals_the_definition_on_photographs():
     clothes = nd.read_clothing(DATA / 'clothing', 500)
-    hashes = nd.perceptual_hashes([open_photo(data) for data in clothes.image])
+    hashes = nd.perceptual_hashes([open_image(data) for data in clothes.image])
     for most in (4, 8):
         np.testing.assert_array_equal(nd.hash_pairs(hashes, most), nd.hash_pairs_slow(hashes, most))
     assert len(nd.hash_pairs(hashes, 10)) > 0

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data
-from cis_nb.data.packed import PhotoPairs, open_photo
+from cis_nb.data.packed import CaptionedImages, open_image
 from cis_nb.data.image_folders import Place, Skipped, clean_caption, read_photos, tar_members, with_splits
 from photo_folders import image, write_tar, side_by_side, folder
 
@@ -108,7 +108,7 @@ def test_nothing_found_says_what_was_looked_for(tmp_path):
     ):
         assert words in str(e.value)
     with pytest.raises(FileNotFoundError, match='CIS_DATA'):
-        PhotoPairs('no-such-folder-here')
+        CaptionedImages('no-such-folder-here')
 
 
 def test_utf16_and_broken_gzip_name_the_file(tmp_path):
@@ -290,7 +290,7 @@ def test_a_tar_with_flipped_bytes_never_crashes(tmp_path_factory, data):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     (root / 'x.tar').write_bytes(raw)
     try:
-        PhotoPairs(root, 'train', 16, workers=1)
+        CaptionedImages(root, 'train', 16, workers=1)
     except ValueError as e:
         assert str(e)
 
@@ -325,6 +325,6 @@ def test_flickr8k_is_read_whole():
     assert got.table.split.value_counts().to_dict() == dict(train=6000, val=1000, test=1000, unassigned=91)
     assert got.table.captions.map(len).sum() == 40455
     one = got.table[got.table.key == '1000268201_693b08cb0e'].iloc[0]
-    assert one.captions[1] == 'A girl going into a wooden building .' and open_photo(
+    assert one.captions[1] == 'A girl going into a wooden building .' and open_image(
         Place(one.file, one.start, one['size']).read()
     ).size == (144, 144)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from torchvision import transforms as T
 from projects import DATA, needs_data
-from cis_nb.data.packed import PhotoPairs, center_square, open_photo, pack, packed_folder
+from cis_nb.data.packed import CaptionedImages, center_square, open_image, pack, packed_folder
 from cis_nb.data.image_folders import Place, read_photos
 from photo_folders import image, write_tar, side_by_side, folder
 
@@ -60,7 +60,7 @@ def test_every_kind_of_picture_becomes_rgb(mode, fmt):
     )
     buf = io.BytesIO()
     img.save(buf, fmt)
-    assert center_square(open_photo(buf.getvalue()), 16).shape == (3, 16, 16)
+    assert center_square(open_image(buf.getvalue()), 16).shape == (3, 16, 16)
 
 
 def test_a_portrait_stands_upright():
@@ -68,7 +68,7 @@ def test_a_portrait_stands_upright():
     exif[0x112] = 6
     buf = io.BytesIO()
     Image.new('RGB', (40, 20)).save(buf, 'JPEG', exif=exif)
-    assert open_photo(buf.getvalue()).size == (20, 40)
+    assert open_image(buf.getvalue()).size == (20, 40)
 
 
 def test_bad_images_are_skipped_by_reason(tmp_path):
@@ -80,7 +80,7 @@ def test_bad_images_are_skipped_by_reason(tmp_path):
     ):
         (root / f'{i:03}.jpg').write_bytes(data)
     packed_ = read_photos(root), packed_folder(root, 16)
-    about = json.loads((packed_[1] / 'photos.json').read_text())
+    about = json.loads((packed_[1] / 'about.json').read_text())
     assert {k: len(v) for k, v in about['skipped'].items()}['file that is no image'] == 3
     assert (
         len(about['skipped']['damaged image']) >= 1
@@ -93,7 +93,7 @@ def test_no_photo_at_all_can_be_opened(tmp_path):
     for i in range(2):
         (root / f'{i:03}.jpg').write_bytes(b'no image')
     with pytest.raises(ValueError, match='none of 2 photos could be opened'):
-        PhotoPairs(root)
+        CaptionedImages(root)
     assert not list((tmp_path / 'store').rglob('manifest.json'))
 
 
@@ -148,15 +148,15 @@ def test_packed_once_and_again_when_a_file_changes(tmp_path):
     root = tmp_path / 'root'
     root.mkdir()
     (tmp_path / 'x.tar').rename(root / 'x.tar')
-    a, b = PhotoPairs(root, 'train', 16), PhotoPairs(root, 'test', 16)
+    a, b = CaptionedImages(root, 'train', 16), CaptionedImages(root, 'test', 16)
     assert (
-        a.folder == b.folder and a.key == b.key and len(a) + len(PhotoPairs(root, 'val', 16)) == 12
+        a.folder == b.folder and a.key == b.key and len(a) + len(CaptionedImages(root, 'val', 16)) == 12
     )  # val is cut out of train by hash
     os.utime(root / 'x.tar', (1, 1))
-    c = PhotoPairs(root, 'train', 16)
+    c = CaptionedImages(root, 'train', 16)
     assert c.folder != a.folder and c.key == a.key  # touched: packed again; same content: same key
     write_tar(root / 'x.tar', side_by_side(8))
-    assert PhotoPairs(root, 'train', 16).key != a.key
+    assert CaptionedImages(root, 'train', 16).key != a.key
 
 
 def test_pairs_are_all_pairs_once(tmp_path):
@@ -164,7 +164,7 @@ def test_pairs_are_all_pairs_once(tmp_path):
         dict(image=f'{i:03}.jpg', split='train' if i else 'val', captions=[f'{i}.{k}' for k in range(1 + i % 3)])
         for i in range(7)
     ]
-    p = PhotoPairs(folder(tmp_path / 'r', 7, 'captions.jsonl', '\n'.join(map(json.dumps, rows))), 'train', 16)
+    p = CaptionedImages(folder(tmp_path / 'r', 7, 'captions.jsonl', '\n'.join(map(json.dumps, rows))), 'train', 16)
     images, texts = p.batch(range(len(p)))
     assert sorted(texts) == sorted(c for r in rows[1:] for c in r['captions']) and images.shape == (
         len(texts),
@@ -204,7 +204,7 @@ def test_a_kill_while_packing_leaves_nothing_finished(tmp_path):
     p.send_signal(signal.SIGKILL)
     p.wait()
     assert not list((tmp_path / 'store').rglob('manifest.json'))
-    assert len(PhotoPairs(root, 'train', 16, workers=1).table) > 0
+    assert len(CaptionedImages(root, 'train', 16, workers=1).table) > 0
 
 
 @pytest.mark.e2e
@@ -239,7 +239,7 @@ def test_two_processes_pack_once(tmp_path):
 
 @needs_data('coco_mini')
 def test_coco_mini_is_read_and_packed():
-    p = PhotoPairs(coco_mini, 'val', 32)
+    p = CaptionedImages(coco_mini, 'val', 32)
     assert p.layout == 'COCO captions' and p.splits == dict(train=80, val=79) and len(p) == 395
     assert p.skipped.counts() == {'photo without a caption': 80}
     assert p.batch([0])[0].float().std() > 10
