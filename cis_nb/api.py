@@ -364,6 +364,7 @@ class Plugin:
 
     @property
     def style(self) -> Style:
+        "How tables and figures show the method."
         return Style(self.title, self.color, self.paper_row)
 
     def variant(self, config) -> str:
@@ -383,11 +384,12 @@ class Plugin:
         return []
 
     def objective(self, backbone, config) -> Objective:
-        "What the training loop minimises."
+        "What the training loop minimises; TypeError unless a subclass overrides it."
         raise TypeError(f'{self.name}: the plugin has no objective')
 
     def load(self, run: Path, device: str = 'auto', backbone=None) -> Method:
-        "The method that a finished run has learned; `backbone` serves if it is the one of the run."
+        """The method that a finished run has learned; `backbone` serves if it is the one of the run.
+        TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin cannot load a run')
 
     def pieces(self, objective: Objective, config) -> dict:
@@ -395,7 +397,8 @@ class Plugin:
         return {}
 
     def untrained(self, backbone, seed: int = 0) -> Method | MethodByTask:
-        "The method over a backbone, where nothing is learned; a subclass may take `options` by name."
+        """The method over a backbone, where nothing is learned; a subclass may take `options` by name.
+        TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name} needs a training: name an experiment that trains it in `trainings`')
 
 # %% ../nbs/00_api.ipynb #4c1ce481
@@ -419,15 +422,16 @@ class Submission:
         self.annotations = annotations  # of the split; its `targets` are empty where they are secret
 
     def write(self, method: Method, folder: Path):
-        "Every file, checked."
+        "Every file, checked; TypeError unless a subclass overrides it."
         raise TypeError(f'{type(self).__name__} has no write')
 
     def read(self, file: Path) -> dict:
-        "Query -> what is ranked first, as the server reads it; ValueError if it would refuse the file."
+        """Query -> what is ranked first, as the server reads it; ValueError if it would refuse the file.
+        TypeError unless a subclass overrides it."""
         raise TypeError(f'{type(self).__name__} has no read')
 
     def scored(self, file: Path) -> dict:
-        "Metric -> percent, where the targets are known."
+        "Metric -> percent, where the targets are known; TypeError unless a subclass overrides it."
         raise TypeError(f'{type(self).__name__} has no scored')
 
     def count(self, file: Path) -> int:
@@ -451,11 +455,12 @@ class BenchmarkPlugin:
     def load(self, data: str = 'world', size: int = 0, seed: int = 0, **options):
         """The benchmark (`cis_nb.retrieval.protocol.Benchmark`) from `data`: world, a folder, or a name below CIS_DATA.
 
-        `size` (0: the usual) and `seed` are of the world's version; `options` go to the benchmark's constructor."""
+        `size` (0: the usual) and `seed` are of the world's version; `options` go to the benchmark's constructor.
+        TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
 
     def submission(self, root: Path) -> Submission:
-        "What the server takes for the test split in a folder of the data."
+        "What the server takes for the test split in a folder of the data; TypeError unless a subclass overrides it."
         raise TypeError(f'{self.name}: the plugin has no server')
 
 
@@ -468,7 +473,8 @@ class BackbonePlugin:
     def load(
         self, pretrained: str = 'default', device='auto', dtype: str = 'float32', seed: int = 0, golden: bool = False
     ) -> Backbone:
-        "The backbone, ready to encode; the parameters are those of `cis_nb.backbones.loading.load_backbone`."
+        """The backbone, ready to encode; the parameters are those of `cis_nb.backbones.loading.load_backbone`.
+        TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin loads no backbone')
 
 # %% ../nbs/00_api.ipynb #e9769b76
@@ -513,7 +519,7 @@ def installed(kind: str) -> dict:
 
 # %% ../nbs/00_api.ipynb #af4bc6b2
 def names(kind: str) -> list:
-    "The registered names of a kind: method, benchmark or backbone."
+    "The registered names of a kind: method, benchmark or backbone; ValueError for another kind."
     if kind not in REGISTRY:
         raise ValueError(f'registry: {kind!r} is not a kind; there are {", ".join(REGISTRY)}')
     return list(dict.fromkeys([*REGISTRY[kind], *installed(kind), *_in_this_process[kind]]))

@@ -58,7 +58,7 @@ def settings(given: dict, source: str = '') -> TrainingConfig:
 # %% ../nbs/05_train.ipynb #938401d0
 def trained_weights(name: str) -> str:
     """The folder of the run that an experiment of this profile has trained, from its receipt. A name that is not an
-    experiment's is returned unchanged."""
+    experiment's is returned unchanged. FileNotFoundError if the receipt is missing."""
     if not re.match(r'\d\w*_', name) or Path(name).is_dir():
         return name
     receipt = receipt_path(name)

@@ -109,6 +109,7 @@ class BlipTextTower:
         return self.model.text_projection.out_features
 
     def tokenize(self, texts) -> torch.Tensor:  # B texts -> own ids (B,T)
+        "Own ids, padded to the longest; texts beyond the context are cut and counted in `truncated`."
         rows = [[i for i in r if i not in self.special] for r in self.wordpiece(list_of_strings(texts))]
         self.truncated += sum(len(r) > self.context - 2 for r in rows)
         rows = [torch.tensor([self.cls, *r[: self.context - 2], self.sep]) for r in rows]
@@ -135,16 +136,20 @@ class BlipTextTower:
         return dollars & marks.gather(1, (dollars.cumsum(1) - 1).clamp(0, marks.shape[1] - 1))
 
     def lengths(self, ids) -> torch.Tensor:  # (B,T) -> (B,)
+        "Ids of each text, without padding."
         return (ids != self.pad).sum(1)
 
     def embed(self, ids) -> torch.Tensor:  # (B,T) -> (B,T,W)
+        "Word embeddings, without positions."
         return self.model.transformer.embeddings.word_embeddings(ids)
 
     def transform(self, ids, embeddings) -> torch.Tensor:  # (B,T), (B,T,W) -> states (B,T,W)
+        "The states of a transformer that attends in both directions, except to padding."
         mask = (ids != self.pad).long()
         return self.model.transformer(inputs_embeds=embeddings, attention_mask=mask).last_hidden_state
 
     def pool(self, ids, states) -> torch.Tensor:  # (B,T), (B,T,W) -> (B,D): the state at the first token, projected
+        "The raw text feature."
         return self.model.text_projection(states[:, 0])
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #a23f6d73

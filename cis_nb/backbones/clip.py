@@ -112,7 +112,7 @@ class ImageTower:
         raise self._closed()
 
     def tokens(self, pixels) -> torch.Tensor:  # (B,3,H,H) -> (B,1+P,C)
-        "Class token and patches as they enter the first block."
+        "Class token and patches as they enter the first block; ValueError as for `blocks`."
         pixels, v = pixels.to(self.device, self.dtype), self.visual
         if hasattr(v, 'trunk'):
             return v.trunk.norm_pre(v.trunk._pos_embed(v.trunk.patch_embed(pixels)))
@@ -121,7 +121,7 @@ class ImageTower:
         raise self._closed()
 
     def head(self, tokens) -> torch.Tensor:  # (B,1+P,C) -> (B,D)
-        "Features from the tokens that leave the last block."
+        "Features from the tokens that leave the last block; ValueError as for `blocks`."
         v = self.visual
         if hasattr(v, 'trunk'):
             return v.head(v.trunk.forward_head(v.trunk.norm(tokens)))

@@ -216,6 +216,7 @@ class GalleryTower:
         return image_features(self, images.ids, images.load, images.key)
 
     def encode_text(self, texts):
+        "TypeError: there is no text tower."
         raise TypeError(f'{self.name}: the conditional ViT has no text tower; give a backbone or a sentence model')
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #df05d807
@@ -308,7 +309,8 @@ def checkpoint_names(net: CondViT) -> dict:  # published name -> own name
 
 def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categories=LRVSF_CATEGORIES) -> CondViT:
     """A CondViT from a file with the published names: by category, by text or without condition, as its keys say.
-    Depth (0) and activation (None) are those that the file notes, else the published ones: 1, QuickGELU."""
+    Depth (0) and activation (None) are those that the file notes, else the published ones: 1, QuickGELU.
+    ValueError if the file holds no CondViT or a setting does not fit it; FileNotFoundError if it is missing."""
     tensors, about = read_tensors(path)
     shapes = {k: tuple(t.shape) for k, t in tensors.items()}
     shape, kind = vit_shape(shapes, path), 'none'

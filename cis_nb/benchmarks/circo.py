@@ -98,7 +98,8 @@ class Circo:
 
 
 def read_circo(root, split: str = 'val') -> Circo:
-    "The annotations of a split, in `circo/` below `root` or in `root` itself; no image is needed."
+    """The annotations of a split, in `circo/` below `root` or in `root` itself; no image is needed. ValueError for an
+    unknown split or faulty content, which it names with its file; FileNotFoundError for a missing file."""
     if split not in CIRCO_SPLITS:
         raise ValueError(f'unknown split {split!r}; the splits are {", ".join(CIRCO_SPLITS)}')
     folder = next(
@@ -149,7 +150,7 @@ def audit_circo(root, split: str = 'val') -> pd.DataFrame:  # what, count
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #5bb4ed1e
 def circo_image_names(c: Circo) -> dict:  # id -> file
-    "The gallery: every unlabeled image, by number."
+    "The gallery: every unlabeled image, by number; ValueError for a faulty list, FileNotFoundError for none."
     path = next(
         (
             p
@@ -192,7 +193,8 @@ def _queries(c: Circo) -> pd.DataFrame:
 
 
 def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple = (5, 10, 25, 50)) -> Task:
-    "CIRCO with what is there of its images; the metric is mAP@K."
+    """CIRCO with what is there of its images; the metric is mAP@K. ValueError for an unknown split, a faulty file,
+    secret targets, or no query with its images; FileNotFoundError without annotations or images."""
     c = read_circo(root, split)
     if not c.targets:
         raise ValueError(
@@ -295,7 +297,7 @@ def check_circo_submission(path, c: Circo, gallery=None) -> dict:
 
 
 def write_circo_submission(lists: dict, path, c: Circo, gallery=None) -> Path:
-    "Ranked ids of each query in the server's form."
+    "Ranked ids of each query in the server's form; ValueError for lists that the server would refuse."
     s = {str(q): [int(i) for i in found][:CIRCO_LENGTH] for q, found in lists.items()}
     if why := _submission_fault(s, c, gallery):
         raise ValueError(f'{path}: not written, {why}')
@@ -304,7 +306,8 @@ def write_circo_submission(lists: dict, path, c: Circo, gallery=None) -> Path:
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #b2a6da5f
 def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value in percent, n
-    "The scores of the server, where the right images are known: mAP@K, and R@K of the one target."
+    """The scores of the server, where the right images are known: mAP@K, and R@K of the one target.
+    ValueError if they are not known, or if the server would refuse the file."""
     if not c.targets:
         raise ValueError(f'{c.folder}: the targets of {c.split} are not public, only its server can score {path}')
     s = check_circo_submission(path, c)
@@ -321,7 +324,8 @@ def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value 
 
 
 def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  # query id -> ids
-    "The first 50 images of each query, whose targets need not be known; scores must be finite."
+    """The first 50 images of each query, whose targets need not be known.
+    ValueError if a reference cannot be read or a score is not finite."""
     names = circo_image_names(c)
     images = _images(c, names, circo_image_paths(c, names))
     index, references = method.encode_gallery(images).index, [str(e['reference_img_id']) for e in c.entries]

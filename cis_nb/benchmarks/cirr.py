@@ -279,7 +279,7 @@ def _images(c: Cirr, paths: dict) -> ImageSource:
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #e3a84e8a
 def averages(full: pd.DataFrame, subset: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:  # result rows
-    "(R@k + R_s@1)/2 for k = 1 and 5 from one line per query of each task."
+    "(R@k + R_s@1)/2 for k = 1 and 5 from one line per query of each task; ValueError if no query is in both."
     both = full.merge(subset, on='query_id', suffixes=('', '_s'))
     if both.empty:
         raise ValueError('the full and the subset task have no query in common')
@@ -401,7 +401,8 @@ def check_cirr_submission(path, c: Cirr) -> dict:
 
 
 def write_cirr_submission(lists, kind: str, path, c: Cirr) -> Path:
-    "Ranked names of each query, from `evaluate(…, keep=50)` or as {pair: names}, in the server's form."
+    """Ranked names of each query, from `evaluate(…, keep=50)` or as {pair: names}, in the server's form.
+    ValueError for an unknown kind, and for lists that the server would refuse."""
     if kind not in CIRR_LENGTHS:
         raise ValueError(f'unknown kind {kind!r}; the kinds are {", ".join(CIRR_LENGTHS)}')
     if isinstance(lists, pd.DataFrame):
@@ -417,7 +418,7 @@ def write_cirr_submission(lists, kind: str, path, c: Cirr) -> Path:
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #476e8616
 def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in percent, n
-    "The scores of the server, where the targets are known."
+    "The scores of the server, where the targets are known; ValueError if they are not, or if it would refuse the file."
     if not c.targets:
         raise ValueError(f'{c.folder}: the targets of {c.split} are not here, only its server can score {path}')
     s = check_cirr_submission(path, c)
@@ -436,7 +437,8 @@ def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #9dd0a338
 def cirr_ranked_lists(method, c: Cirr, prompt: str = '{condition}') -> dict:  # kind -> {pair: names}
-    "The lists of both submissions, for a split whose targets need not be known; scores must be finite."
+    """The lists of both submissions, for a split whose targets need not be known.
+    ValueError if an image cannot be read or a score is not finite."""
     images = _images(c, cirr_image_paths(c))
     index = method.encode_gallery(images).index
     if lost := [n for n in images.ids if n not in index]:

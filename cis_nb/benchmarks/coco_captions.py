@@ -352,7 +352,8 @@ def _rank_targets(q, gal, right: list, column: dict, names: list, rows: int) -> 
 
 
 def ranks_from_features(image, text, c: CaptionSet, rows: int = 500):
-    "`rank(part, truth)` from features: image (N,D) and text (M,D) in the order of `c`."
+    """`rank(part, truth)` from features: image (N,D) and text (M,D) in the order of `c`.
+    ValueError unless each image and caption has one, all finite."""
     image, text = l2_normalize_array(image), l2_normalize_array(text)
     if (len(image), len(text)) != (len(c.images), len(c.texts)):
         raise ValueError(
@@ -418,7 +419,8 @@ def _target_ranks(ranked, right, gallery, need: int, name: str) -> list:
 
 
 def ranks_from_rankings(rankings: dict, c: CaptionSet):
-    "`rank(part, truth)` from rankings of the images and captions of `c` (see `check_rankings`)."
+    """`rank(part, truth)` from rankings of the images and captions of `c`; ValueError as for `check_rankings`.
+    `rank` raises ValueError for a ranking that is missing or too short."""
     rankings = check_rankings(rankings, c)
 
     def rank(part, truth):
@@ -519,7 +521,8 @@ def caption_rows(
     extra: str = '',  # a note for the protocols
     **labels,
 ) -> tuple:  # rows, protocols
-    "Every measure of every ground truth in both directions, and the recalls in `folds` parts; in percent."
+    """Every measure of every ground truth in both directions, and the recalls in `folds` parts; in percent. ValueError
+    for fewer than 10 images, captions, or images of a part, and for a truth with ids that `c` does not have."""
     rows, protocols = [], []
     if small := [g for g in (c.images, c.texts) if len(g) < CAPTION_KS[-1]]:
         raise ValueError(f'{c.name}/{c.split}: a gallery of {len(small[0])} has no R@{CAPTION_KS[-1]}')

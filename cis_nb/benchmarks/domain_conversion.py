@@ -114,7 +114,8 @@ def lists_folder(root) -> Path:
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c89c2926
 def read_lists(root) -> Domains:
-    "The official lists in `imgnet/` or `imgnet_lists/` below `root` or in `root` itself; no image is needed."
+    """The official lists in `imgnet/` or `imgnet_lists/` below `root` or in `root` itself; no image is needed.
+    ValueError for lists that are faulty or contradict each other; FileNotFoundError for a missing one."""
     folder = lists_folder(root) or Path(root) / 'imgnet'
     asking, gallery = (
         _list(need_file(folder / f, **DOMAIN_SOURCE)) for f in ('imgnet_real_query.txt', 'imgnet_targets.txt')
@@ -163,7 +164,8 @@ ASKING = ('real', 'photo', 'photos', 'photograph', 'photographs')
 
 
 def read_folders(root, real: str = '') -> Domains:
-    "All images in `domain/class/` below `root`, those in its tars included."
+    """All images in `domain/class/` below `root`, those in its tars included. ValueError unless all domains, two or
+    more, lie in one folder and the real one is given or has a usual name; FileNotFoundError without `root`."""
     left, rows = Skipped(), []
     found = folder_files(need_file(root, 'images in domain/class/'), left)
     for name in found:
@@ -316,7 +318,8 @@ def load_domains(
 ) -> Task:
     """Real images and the names of `domains` (all, if not given), with the images in the folder.
 
-    The metrics are the hit rate and the set recall; `task` of a query is its domain."""
+    The metrics are the hit rate and the set recall; `task` of a query is its domain.
+    ValueError for an unknown domain and if there are no queries; FileNotFoundError if there is no image."""
     chosen = [one_of('domain', d, domains_of(D)) for d in domains or domains_of(D)]
     q, gallery = pd.concat([domain_queries(D, d) for d in chosen], ignore_index=True), list(D.table.image)
     if q.empty:

@@ -281,7 +281,8 @@ def load_fashioniq(
     images: bool = True,  # False: read no file, for features from elsewhere
     ks: tuple = (10, 50),
 ) -> Task:
-    "One category of FashionIQ with what is there of its images; `order` is one of `ORDERS`."
+    """One category of FashionIQ with what is there of its images; `order` is one of `ORDERS`. ValueError for an unknown
+    name, faulty file, secret targets, or no query with images; FileNotFoundError without annotations or images."""
     one_of('gallery', gallery, FASHIONIQ_GALLERIES), one_of('order', order, ORDERS)
     f = read_fashioniq(root, category, split)
     if not f.targets:
@@ -298,7 +299,7 @@ def load_fashioniq(
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #86ff047b
 def macro_mean(per_query: pd.DataFrame, ks=(10, 50), seed=0, **labels) -> pd.DataFrame:  # one result row
-    "The mean of R@k over `ks` and over the three categories."
+    "The mean of R@k over `ks` and over the three categories; ValueError if one of these is missing."
     if lost := set(CATEGORIES) - set(per_query.task):
         raise ValueError(f'the macro mean needs all three categories; {", ".join(sorted(lost))} is not there')
     values = np.mean([per_query['rank'] <= k for k in ks], axis=0)

@@ -100,7 +100,7 @@ def write_templates(path, templates):
 
 
 def unpacked(path) -> bytes:
-    "A file's bytes, unpacked."
+    "A file's bytes, unpacked; ValueError if it is missing, or a .gz file that is cut off."
     try:
         return gzip.decompress(Path(path).read_bytes()) if str(path).endswith('.gz') else Path(path).read_bytes()
     except (EOFError, OSError) as e:
@@ -108,7 +108,7 @@ def unpacked(path) -> bytes:
 
 
 def read_json(path):
-    "A JSON file's content."
+    "A JSON file's content; ValueError if it is missing or not JSON."
     try:
         return json.loads(unpacked(path))
     except ValueError as e:
@@ -256,7 +256,8 @@ def image_file_names(root, task: str) -> dict:  # file stem -> path
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #fd5cd181
 def templates_file(folder, task: str) -> Path:
-    "The task's file, packed or not, in `genecis/` below a folder or in the folder itself."
+    """The task's file, packed or not, in `genecis/` below a folder or in the folder itself.
+    ValueError for an unknown task; FileNotFoundError for a missing file."""
     if task not in TASKS:
         raise ValueError(f'unknown task {task!r}; the tasks are {", ".join(TASKS)}')
     places = [f / f'{task}.json{end}' for f in (Path(folder) / 'genecis', Path(folder)) for end in ('', '.gz')]
@@ -341,7 +342,7 @@ class GeneCISBenchmark(Benchmark):
 
 
 def genecis_benchmark(root, templates=None, crop_mode='official') -> GeneCISBenchmark:
-    "The tasks of which there are images and queries."
+    "The tasks of which there are images and queries; if none, the FileNotFoundError or NoQueries of the first."
 
     def load(name):
         task = load_genecis(root, name, templates, crop_mode)

@@ -102,7 +102,8 @@ def _check_panoptic(path, seg, cats: dict, pixels: dict, n_images: int):
 
 
 def read_panoptic(root, count_pixels: bool = False) -> Scenes:
-    "COCO panoptic labels below `root` (or the JSON file itself); areas from the JSON or, on request, from the masks."
+    """COCO panoptic labels below `root` (or the JSON file itself); areas from the JSON or, on request, from the masks.
+    ValueError for faulty labels; FileNotFoundError for a missing file or mask."""
     path = panoptic_file(root)
     data = read_json(path)
     try:

@@ -145,7 +145,8 @@ def _reject_incomplete(simple: pd.DataFrame, complex_: pd.DataFrame, path):
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #66c370e1
 def read_products(root, split: str = 'test') -> ProductImages:
-    "The metadata of the products of a split; no image is opened."
+    """The metadata of the products of a split; no image is opened.
+    ValueError for an unknown split, and for rows that are faulty or missing; FileNotFoundError for a missing file."""
     g, q = _split_names(split)
     (simple, simple_path), (complex_, complex_path) = _tables(lrvsf_folder(root))
     _reject_shared_products(simple, complex_, simple_path)
@@ -161,7 +162,8 @@ def read_products(root, split: str = 'test') -> ProductImages:
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #6e264516
 def query_pairs(p: ProductImages) -> pd.DataFrame:  # product, category, caption1, caption2, simple, complex
-    "One row per product with its one simple and its one complex image, sorted by product."
+    """One row per product with its one simple and its one complex image, sorted by product.
+    ValueError for a product with two of a kind."""
     for kind, table in (('simple', p.simple), ('complex', p.complex)):
         if len(twice := table['product'][table['product'].duplicated()]):
             raise ValueError(
@@ -211,7 +213,7 @@ class ParquetImages:
         self.places, self.kept, self.groups, self.lock = {}, OrderedDict(), groups, Lock()  # places: id -> where
 
     def add(self, path: Path, column: str = 'jpg', name=None) -> list:  # the ids
-        "The images of a column: by the column `url`, or by `name(row)`."
+        "The images of a column: by the column `url`, or by `name(row)`; ValueError for a missing column."
         file, ids = pq.ParquetFile(path), []
         for column_needed in (column, *(() if name else ('url',))):
             if column_needed not in file.schema_arrow.names:

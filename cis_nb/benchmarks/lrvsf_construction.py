@@ -55,7 +55,8 @@ CLASHES = {  # a category -> those that are not worn with it
 
 
 def worn_product(product, seed: int, size: int = SIDE) -> tuple:
-    "The product on somebody, with two or more products of other categories: image (size,size), box of the product."
+    """The product on somebody, with two or more products of other categories: image (size,size), box of the product.
+    ValueError if 100 outfits give no such image."""
     left_out = {product.category, *CLASHES.get(product.category, ())}
     for attempt in range(100):
         others = [p for p in draw_outfit(seed + attempt) if p.category not in left_out]
@@ -248,14 +249,17 @@ class LinearClassifier:
     scale: float
 
     def log_odds(self, x) -> np.ndarray:  # (N,D) -> (N,C)
+        "One score per class, of which `probabilities` is the softmax."
         return (np.asarray(x, float) - self.mean) / self.scale @ self.weights[:-1] + self.weights[-1]
 
     def probabilities(self, x) -> np.ndarray:  # (N,D) -> (N,C), rows sum to 1
+        "The probability of each class."
         odds = self.log_odds(x)
         p = np.exp(odds - odds.max(1, keepdims=True))
         return p / p.sum(1, keepdims=True)
 
     def predict(self, x) -> np.ndarray:  # (N,D) -> (N,) names
+        "The most probable class of each row."
         return np.array(self.classes)[self.log_odds(x).argmax(1)]
 
 

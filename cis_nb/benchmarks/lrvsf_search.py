@@ -111,7 +111,8 @@ def rank_growing_gallery(e: EncodedTask, steps: list = None, filtered: bool = Fa
     """Ranks for the first n distractors of each step from one pass: a line per query and step.
 
     Columns: query_id, task, reference, condition, distractors, rank, gallery_size, first (image), category_hit (0, 1
-    or, where categories are unknown, NaN). `filtered`: only images of the target's category are ranked.
+    or, where categories are unknown, NaN). `filtered`: only images of the target's category are ranked. ValueError for
+    a step below 0 or beyond the distractors, and if `filtered` where categories are unknown.
     """
     steps = distractor_steps(len(e.task.distractors)) if steps is None else list(steps)
     if wrong := [n for n in steps if not 0 <= n <= len(e.task.distractors)]:
@@ -183,7 +184,8 @@ def _plain_ids(value):
 
 
 def convert_bootstrap(path, to=None) -> Path:
-    "Write the subsets of a published pickle as JSON beside it (or `to`); only lists and arrays of ids are read."
+    """Write the subsets of a published pickle as JSON beside it (or `to`); only lists and arrays of ids are read.
+    ValueError for any other file."""
     path = Path(path)
     to = Path(to or path.with_suffix('.json'))
     try:
@@ -277,7 +279,8 @@ def _fold_scores(e: EncodedTask, drawn: Counter, others: list, ks) -> list:
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #a0fb87de
 @torch.no_grad()
 def bootstrap_scores(e: EncodedTask, ids: BootstrapIds, ks=(1,)) -> pd.DataFrame:  # distractors, fold, metric, k, value
-    "R@K and Cat@1 of each subset, without distractors and with each size (E9 of the published evaluation)."
+    """R@K and Cat@1 of each subset, without distractors and with each size (E9 of the published evaluation).
+    ValueError for a subset without a product of the task, or with a distractor that it never had."""
     known, rows = set(e.task.queries.query_id), []
     galleries = {0: [[] for _ in ids.products]} | ids.distractors
     for n, folds in galleries.items():

@@ -39,7 +39,8 @@ def _reject_outside(path, name: str):
 
 
 def shard_samples(path):
-    "The samples of a tar in WebDataset's form: `__key__`, then the bytes by what follows the first dot of the name."
+    """The samples of a tar in WebDataset's form: `__key__`, then the bytes by what follows the first dot of the name.
+    ValueError for a damaged tar and for a member outside its folder."""
 
     def checked(files):
         for f in files:
@@ -132,7 +133,8 @@ class TrainingImages:
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #8ef32c3a
 def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> TrainingImages:
-    "The products of `TRAIN/*.tar`, or of `VALID/prods.tar`, as squares of `size` pixels; packed on first use."
+    """The products of `TRAIN/*.tar`, or of `VALID/prods.tar`, as squares of `size` pixels; packed on first use.
+    ValueError for an unknown split, a faulty tar, or no readable product; FileNotFoundError for missing tars."""
     folder = lrvsf_folder(root)
     sub, pattern = dict(train=('TRAIN', '*.tar'), val=('VALID', 'prods.tar'))[one_of('split', split, ('train', 'val'))]
     paths = sorted((folder / sub).glob(pattern)) or [need_file(folder / sub / pattern, **LRVSF_DATA)]

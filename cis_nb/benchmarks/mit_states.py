@@ -44,7 +44,8 @@ def _pair(name: str) -> tuple:
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #557a7afa
 def read_states(root) -> States:
-    "All photographs in `mit-states/images/` below `root`, or in `images/`."
+    """All photographs in `mit-states/images/` below `root`, or in `images/`.
+    ValueError if there are none; FileNotFoundError if the folder is missing."""
     folder = next(
         (p for p in (Path(root) / 'mit-states/images', Path(root) / 'images') if p.is_dir()), None
     ) or need_file(Path(root) / 'mit-states/images', **MIT_STATES_SOURCE)
@@ -80,7 +81,8 @@ TEST_NOUNS = (
 
 
 def nouns_for_test(folder) -> list:
-    "The held-out nouns: those of `test_nouns.txt` beside the images, or the official 49."
+    """The held-out nouns: those of `test_nouns.txt` beside the images, or the official 49.
+    ValueError if the file is empty or repeats a noun."""
     if not (path := Path(folder).parent / 'test_nouns.txt').exists():
         return TEST_NOUNS
     nouns = path.read_text(encoding='utf-8').split()
@@ -92,7 +94,7 @@ def nouns_for_test(folder) -> list:
 
 
 def for_test(states: States) -> States:
-    "Only the photographs of test nouns that occur with two adjectives or more."
+    "Only the photographs of test nouns that occur with two adjectives or more; ValueError if there are none."
     t, nouns = states.table, nouns_for_test(states.folder)
     mine = t[t.noun.isin(nouns)]
     if mine.empty:
@@ -117,7 +119,8 @@ TEXTS = ('adjective', 'adjective noun')
 
 
 def state_queries(table: pd.DataFrame, text: str = 'adjective') -> pd.DataFrame:
-    "One row per photograph and other adjective of its noun; rows with the same targets share one list."
+    """One row per photograph and other adjective of its noun; rows with the same targets share one list.
+    ValueError for an unknown `text`."""
     if text not in TEXTS:
         raise ValueError(f'unknown text {text!r}; the choices are {", ".join(TEXTS)}')
     rows = []

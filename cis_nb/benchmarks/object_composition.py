@@ -136,7 +136,8 @@ def _images_in(folder: Path, split: str, left: Skipped) -> dict:  # file name ->
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #5f8d9eac
 def read_instances(root, split: str = 'val') -> Instances:
-    "The instances of a split, in `coco/` or `coco_mini/` below `root` or in `root` itself; no image is needed."
+    """The instances of a split, in `coco/` or `coco_mini/` below `root` or in `root` itself; no image is needed.
+    ValueError for an unknown split or faulty content; FileNotFoundError for a missing file."""
     if split not in COMPOSITION_SPLITS:
         raise ValueError(f'unknown split {split!r}; the splits are {", ".join(COMPOSITION_SPLITS)}')
     folder, name = _folder(root), f'instances_{split}2017.json'
@@ -311,7 +312,8 @@ def load_composition(
     prompt: str = '{condition}',
     ks: tuple = None,  # as far as the gallery is large enough, those of `COMPOSITION_KS`
 ) -> Task:
-    "One object of each image and the names of the others; the target is the image itself."
+    """One object of each image and the names of the others; the target is the image itself.
+    ValueError as for `read_instances`, and if there is no query; FileNotFoundError without annotations or images."""
     c = read_instances(root, split)
     drawn, out = draw_objects(c, seed, literal)
     if not drawn:

@@ -33,7 +33,7 @@ def test_files() -> list:
 
 # %% ../../nbs/10_book/03_checks.ipynb #5313cdc7
 def tests_of(chapter: str) -> list:  # paths
-    "The tests of a notebook's module, and those that run the notebook."
+    "The tests of a notebook's module, and those that run the notebook; ValueError for an unknown notebook."
     if chapter not in notebooks():
         raise ValueError(f'NB={chapter}: there is no nbs/{chapter}.ipynb; known: {", ".join(notebooks())}')
     texts = {p: p.read_text(encoding='utf-8') for p in test_files()}

@@ -22,7 +22,8 @@ from ..core.store import project_root
 
 # %% ../../nbs/10_book/02_command_line.ipynb #ff70965c
 def make(profile: str, data: str = '', n: int = 0, more=()) -> bool:
-    "Bring the experiments and the pages of a profile up to date; True if every experiment has a checked result."
+    """Bring the experiments and the pages of a profile up to date; True if every experiment has a checked result.
+    ValueError and TypeError as for `experiments`; RuntimeError if another process is making it, or if Sphinx fails."""
     folder, started, found = project_root() / 'reports' / profile, time.time(), experiments(profile, data)
     folder.mkdir(parents=True, exist_ok=True)
     try:

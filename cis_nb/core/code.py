@@ -409,7 +409,8 @@ def _bare_code(thing) -> tuple:  # what stands for it in the key; the other thin
 def code_version(
     *things,  # functions, classes, modules, or objects, which stand for their class
 ) -> str:
-    "16 hex digits of the code of `things`, of what they are given and of every module of this library they import."
+    """16 hex digits of the code of `things`, of what they are given and of every module of this library they import.
+    TypeError for things of the standard library and modules of others; RuntimeError as for `check_unchanged`."""
     check_unchanged()
     for given, thing in zip(things, map(_unwrapped, things)):
         if _package(thing) in sys.stdlib_module_names or isinstance(thing, types.ModuleType) and not _module_of(thing):
@@ -492,7 +493,8 @@ def _run_hash(file: Path) -> str:
 
 
 def path_hash(path: Path):
-    "A file by its content, a finished run by its hash, any other folder by the names and contents in it."
+    """A file by its content, a finished run by its hash, any other folder by the names and contents in it.
+    FileNotFoundError if there is nothing; ValueError for a run with a broken manifest."""
     if path.is_file():
         return _file_hash(path)
     if not path.is_dir():

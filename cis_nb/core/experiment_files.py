@@ -20,7 +20,7 @@ from .. import api
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #9767667b
 def read_notebook(path) -> dict:
-    "A notebook, each cell's `source` as one string."
+    "A notebook, each cell's `source` as one string; ValueError for a file that is none."
     try:
         nb = json.loads(Path(path).read_text(encoding='utf-8'))
         for c in nb['cells']:
@@ -55,7 +55,7 @@ def _literal(statement, source: str) -> tuple:
 
 
 def defaults(nb: dict, source: str = '') -> dict:  # None for a notebook without parameters
-    "What the one parameters cell says."
+    "What the one parameters cell says; ValueError if there are two, or for any line but `name = literal`."
     found = [c for c in nb['cells'] if 'parameters' in tags(c)]
     if len(found) > 1:
         raise ValueError(f'{source}: {len(found)} cells have the tag `parameters`; keep one')
@@ -63,7 +63,7 @@ def defaults(nb: dict, source: str = '') -> dict:  # None for a notebook without
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #d9d646f6
 def read_params(path) -> dict:
-    "The flat keys of a parameter file."
+    "The flat keys of a parameter file; ValueError unless it is YAML with lines `name: value`, each name once."
     try:
         node, found = (
             yaml.compose(s := Path(path).read_text(encoding='utf-8'), Loader=yaml.SafeLoader),
@@ -89,7 +89,7 @@ def notebooks() -> dict:  # chapter -> path
 
 
 def chapter_of(name: str, file) -> str:
-    "The chapter that a parameter file is for."
+    "The chapter that a parameter file is for; ValueError if there is none."
     fits = [stem for stem in notebooks() if name == stem or name.startswith(stem + '.')]
     if not fits:
         raise ValueError(f'{file} fits no notebook: there is no nbs/{name}.ipynb; known: {", ".join(notebooks())}')
@@ -97,7 +97,8 @@ def chapter_of(name: str, file) -> str:
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #5b0298cb
 def chapter_settings() -> dict:
-    "What `params/chapters.yaml` says: `chapters` and `reads`."
+    """What `params/chapters.yaml` says: `chapters` and `reads`.
+    ValueError for an unknown name or chapter; TypeError for a value of another type."""
     path = project_root() / 'params' / 'chapters.yaml'
     found = checked(read_params(path) if path.exists() else {}, dict(chapters={}, reads={}), str(path))
     for name, said in found['chapters'].items():
@@ -220,7 +221,8 @@ def experiments(
     profile: str,  # a folder of params/
     data: str = '',  # replaces every parameter called `data`
 ) -> dict:  # name -> Experiment
-    "The experiments of a profile."
+    """The experiments of a profile.
+    ValueError if there are none, and for a faulty file; TypeError for a parameter of another type."""
     folder = project_root() / 'params' / profile
     if not (files := sorted(folder.rglob('*.yaml'))):
         there = sorted(p.name for p in folder.parent.glob('*') if p.is_dir())
@@ -245,7 +247,7 @@ def receipt_path(name: str) -> Path | None:
 def parameters(
     name: str,  # an experiment of the profile at hand, or a chapter
 ) -> dict:
-    "All parameters of another experiment."
+    "All parameters of another experiment; FileNotFoundError if its file or, in a book, its receipt is missing."
     profile = os.environ.get('CIS_PROFILE') or 'quick'
     if receipt := receipt_path(name):
         if not receipt.exists():

@@ -146,7 +146,7 @@ def show_grid(
     rows: list,  # dicts: images (PIL), and if wanted title, titles, outlines (colour or None each), height
     height=1.1,  # of the images, in inches
 ) -> Page:
-    "Strips of images one below another."
+    "Strips of images one below another; ValueError if there is no image."
     given, rows = len(rows), [_plan(r, height) for r in rows if len(r['images'])]
     if not rows:
         raise ValueError(f'show_grid: rows: no image in {given} rows; give at least one image, or draw no figure')

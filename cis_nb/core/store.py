@@ -98,7 +98,7 @@ def machine() -> dict:
 
 # %% ../../nbs/00a_core/01_store.ipynb #61750fb7
 def manifest(folder) -> dict:
-    "What a finished folder says about itself."
+    "What a finished folder says about itself; FileNotFoundError if it has no manifest, ValueError if that is broken."
     path = Path(folder) / 'manifest.json'
     try:
         found = json.loads(path.read_text(encoding='utf-8'))

@@ -62,7 +62,8 @@ def need_file(
 
 # %% ../../nbs/00b_data/00_roots.ipynb #5d732796
 def cirr_root(data: str, queries: int = 200, seed: int = 0) -> Path:
-    "The folder in CIRR's layout: the world's, or `cirr` in the folder `data`, or else below CIS_DATA."
+    """The folder in CIRR's layout: the world's, or `cirr` in the folder `data`, or else below CIS_DATA.
+    FileNotFoundError if it is in neither."""
     if is_world(data):
         return composed_root(cirr=queries, seed=seed)
     inside = Path(data).expanduser() / 'cirr'

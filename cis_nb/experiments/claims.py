@@ -248,7 +248,7 @@ def solutions_win(run) -> Outcome:
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4d6c7f49
 def spread(run, method='combiner', limit=0.5) -> Outcome:
     """G11: seeds, and draws of templates, move the mean R@1 by little (about 0.2 points): the intervals of both
-    standard deviations end below `limit` points; three of each can hardly show it."""
+    standard deviations end below `limit` points; three of each can hardly show it. ValueError for fewer than three."""
     t = run.per_query[run.per_query.method == method]
     one = (
         t.assign(hit=(t['rank'] == 1) * 100.0)
@@ -288,7 +288,7 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4be74b72
 def sizes(run) -> Outcome:
-    "G08: gallery sizes are those of the paper."
+    "G08: gallery sizes are those of the paper; ValueError if there is no gallery."
     printed = read_printed('genecis_table1').query("metric=='gallery_size'").set_index('dataset').value
     size = {t: int(printed[f'GeneCIS:{t}']) for t in TASKS}
     right = {
@@ -438,7 +438,8 @@ def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that 
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d3be1864
 def judge_one(test, there: set, needs=()) -> Outcome:
-    "The outcome of one test; of one that only compares, all comparisons have to hold."
+    """The outcome of one test; of one that only compares, all comparisons have to hold.
+    A missing task and a FileNotFoundError, ValueError or KeyError of the test give the verdict `NOT_HERE`."""
     try:
         if missing := [api.task_title(t) for t in needs if t not in there]:
             raise ValueError(f'no usable queries of {", ".join(missing)}')

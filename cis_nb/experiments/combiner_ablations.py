@@ -156,7 +156,7 @@ def sum_rankings(at: GenecisTasks, seed: int = 0) -> pd.DataFrame:
 def slope(
     x: dict,  # method -> place on the axis
 ) -> dict:  # method -> weight
-    "The weights whose sum is the slope of the line through the methods."
+    "The weights whose sum is the slope of the line through the methods; ValueError if all places are the same."
     v = np.array(list(x.values()), float) - np.mean(list(x.values()))
     if not v.any():
         raise ValueError(f'{", ".join(x)} have the same value {np.mean(list(x.values())):g}: no line goes through them')

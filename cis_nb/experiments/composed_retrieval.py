@@ -46,7 +46,7 @@ def set_root(p: dict, name: str) -> Path:
 
 
 def load_set(p: dict, plugin: api.BenchmarkPlugin, tasks: list) -> Benchmark:
-    "A benchmark with some of its tasks."
+    "A benchmark with some of its tasks; NoQueries if one of these is missing, FileNotFoundError if its files are."
     options = {option: p[parameter] for option, parameter in plugin.parameters.items()}
     b = plugin.load(p['data'], seed=p['world_seed'], **options)
     if absent := [t for t in tasks if t not in b.tasks]:

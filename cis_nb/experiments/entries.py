@@ -108,7 +108,8 @@ def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) ->
 
 
 def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=None) -> list:
-    "All seeds of all trainings."
+    """All seeds of all trainings.
+    TypeError if `trainings` is one text; ValueError if two give the same variant of a method."""
     if isinstance(trainings, str):
         raise TypeError(
             f'trainings: {trainings!r} is one text; give a list of experiments '

@@ -54,7 +54,8 @@ def summary(per_query, backbone: str, seed=0) -> pd.DataFrame:
 def load_genecis_tasks(
     root, tasks=TASKS, n=500, draws=1, rules=Rules(), crop_mode='official', seed=0
 ) -> tuple:  # {(draw, task): Task}, {task: why not}
-    "The tasks below `root`, and why some are not there."
+    """The tasks below `root`, and why some are not there.
+    FileNotFoundError without `root` or what templates are built from; ValueError for an unknown task."""
     found, missing = {}, {}
     if not Path(root).is_dir():
         raise FileNotFoundError(

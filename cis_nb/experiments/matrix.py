@@ -39,7 +39,8 @@ from cis_nb.retrieval.protocol import (
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #125cc28a
 def load_benchmark(name: str, data: str = 'world', world_seed: int = 0) -> Benchmark:
-    "A registered benchmark from `name` or `name=size`; the size is that of the world's version."
+    """A registered benchmark from `name` or `name=size`; the size is that of the world's version.
+    ValueError for an unknown name and for a size that is no integer."""
     name, _, size = name.partition('=')
     if size and not size.isdigit():
         raise ValueError(f'benchmarks: {name}={size}: the size must be an integer, as in cirr=200')

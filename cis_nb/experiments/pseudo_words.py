@@ -61,6 +61,7 @@ class PromptedBenchmark:
 
     @property
     def name(self) -> str:
+        "The benchmark's name."
         return self.benchmark.name
 
     @property

@@ -57,10 +57,12 @@ class ReferredRun:
 
     @property
     def steps(self) -> list:
+        "The numbers of distractors that were ranked."
         return sorted(set(self.per_query.distractors))
 
     @property
     def protocols(self) -> list:
+        "The protocols of the tasks."
         return [task.protocol for task in self.benchmark.tasks.values()]
 
     def among(self, distractors: int, task: str = 'category') -> pd.DataFrame:
@@ -94,7 +96,7 @@ def run_referred(p: dict, others=None) -> ReferredRun:
     """The methods that the parameters `p` name (`methods`, `trainings`, `seeds`), on LRVS-F or the world.
 
     `filtered` lists methods that are searched a second time in a gallery filtered by category; `others`: backbone and
-    benchmark -> more entries."""
+    benchmark -> more entries. ValueError if `filtered` names a method that is not compared."""
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     plugin = api.get('benchmark', 'lrvsf')
     benchmark = plugin.load(p['data'], p['queries'], p['world_seed'], distractors=p['distractors'])

@@ -67,7 +67,8 @@ def variant_of(p: dict, change: dict) -> dict:
 
 
 def train_variants(p: dict, model) -> list:  # of Entry
-    "Every change with every seed, trained; a method is called by its change."
+    """Every change with every seed, trained; a method is called by its change.
+    ValueError if there are no changes, and for a faulty one."""
     if not p['changes']:
         raise ValueError('changes: there are none; give at least one variant, e.g. {"base": {}}')
     out, read = [], TextMemory(model)

@@ -79,7 +79,8 @@ class FeatureMethod:
         return {name: held_state(getattr(self, name)) for name in sorted(mine)}
 
     def encode_query(self, ref, texts) -> torch.Tensor:
-        "Embeddings (B,D), l2-normalised, of raw reference features (B,D) and B texts."
+        """Embeddings (B,D), l2-normalised, of raw reference features (B,D) and B texts.
+        TypeError unless a subclass overrides it."""
         raise TypeError(f'{type(self).__name__} has no encode_query')
 
     def encode_gallery(self, images):
@@ -177,7 +178,7 @@ def methods(backbone=None, seed=0, read: TextMemory = None) -> dict:  # name -> 
 
 
 def method(name: str, backbone=None, seed=0, read: TextMemory = None) -> FeatureMethod:
-    "One baseline by name."
+    "One baseline by name; KeyError for an unknown one."
     found = methods(backbone, seed, read)
     if name not in found:
         raise KeyError(f'unknown method {name!r}; the baselines are {", ".join(found)}')

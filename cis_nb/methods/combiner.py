@@ -123,7 +123,8 @@ def index_triplets(
     index: dict,  # name of an image -> row
     distractors: bool = False,  # are they needed?
 ) -> Triplets:
-    "Triplets with names as triplets with numbers."
+    """Triplets with names as triplets with numbers.
+    ValueError if none can be used, or if `distractors` are needed and `table` has none."""
     if distractors and 'distractor_image' not in table:
         raise ValueError(
             'these triplets have no distractors (those of CIRR have none): use negatives batch or references'
@@ -339,6 +340,7 @@ class CombinerTraining(CombinerLoss, RetrievalValidation):
         )
 
     def save(self, folder):
+        "Write the Combiner, and the backbone if it was tuned."
         save_combiner(folder, self.net, self.backbone, self.tune, self.pretrained)
 
     def load(self, folder):

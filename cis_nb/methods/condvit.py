@@ -66,6 +66,7 @@ class SentenceTexts:
 
     @torch.no_grad()
     def encode_text(self, texts) -> torch.Tensor:  # B texts -> (B,D) of length one
+        "Sentence embeddings."
         given = dict(convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False)
         return self.model.encode(list(texts), **given).float()
 
@@ -84,6 +85,7 @@ class CondViTMethod(FeatureMethod):
 
     @property
     def tower(self) -> GalleryTower:
+        "The network without a condition, for the feature store; made once."
         if not hasattr(self, '_tower'):
             self._tower = GalleryTower(self.net, f'{self.backbone.name}-condvit')
         return self._tower
@@ -301,6 +303,7 @@ class CondViTTraining(RetrievalValidation):
 
     @property
     def image_size(self) -> int:
+        "Side of the squares that the network reads, in pixels."
         return self.net.tower.preprocessor.size
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #25436fee
@@ -379,6 +382,7 @@ def method(self: CondViTTraining) -> CondViTMethod:
 
 @patch
 def save(self: CondViTTraining, folder):
+    "Write the network and what it was trained on."
     about = dict(condvit=self.net.settings, text_model=self.text_model, tune=self.tune, pretrained=self.pretrained)
     reader = self.read.backbone.fingerprint if self.words is not None else ''
     about |= dict(backbone=self.backbone.name, fingerprint=self.backbone.fingerprint, reader=reader)

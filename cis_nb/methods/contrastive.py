@@ -211,6 +211,7 @@ class Contrastive(BaseObjective):
         return random_shift_brightness(images, rng), texts
 
     def loss(self, batch):
+        "Symmetric InfoNCE of images against captions; a number."
         b, (images, texts) = self.backbone, batch
         chunk = 32 if b.device.type == 'cpu' else len(texts)  # texts of similar length together: less padding
         return info_nce(
@@ -224,6 +225,7 @@ class Contrastive(BaseObjective):
             self.backbone.logit_scale.clamp_(0, math.log(100))
 
     def hits(self):
+        "What `validation_hits` finds on the held-out data."
         return validation_hits(self.backbone, **self.held_out)
 
     def examples(self, n=100) -> 'Similarities':
@@ -243,6 +245,7 @@ class Contrastive(BaseObjective):
         return dict(mean=sum(found.values()) / len(found), **found)
 
     def save(self, folder):
+        "Write the backbone as `load_backbone` reads it."
         save_backbone(self.backbone, folder, weights=f'{self.name}, from {self.backbone.source}')
 
     def load(self, folder):

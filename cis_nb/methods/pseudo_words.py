@@ -123,7 +123,7 @@ class PseudoWord(FeatureMethod):
 
     @torch.no_grad()
     def encode_query(self, ref, texts) -> torch.Tensor:  # (B,D), l2-normalised
-        "The text features of the prompt with the pseudo-words in it."
+        "The text features of the prompt with the pseudo-words in it; ValueError unless `ref` is (B,D), with B texts."
         if torch.as_tensor(ref).ndim != 2:
             raise ValueError(
                 f'ref: give raw image features (B,{self.backbone.D}), not {tuple(ref.shape)}; '
@@ -188,6 +188,7 @@ class PseudoWordObjective(RetrievalValidation):
         return PseudoWord(name=self.name, title=title, backbone=self.backbone, phi=phi, **about)
 
     def save(self, folder):
+        "Write φ and what it was trained on."
         save_phi(folder, self.method(), self.pretrained)
 
     def load(self, folder):

@@ -81,7 +81,8 @@ VOCABULARIES = {WORLD: world_concepts}  # those that need no file
 
 
 def read_concepts(vocabulary: str) -> list:
-    "Names of concepts: those of the world, or of a file with one a line (of a .csv the column DisplayName)."
+    """Names of concepts: those of the world, or of a file with one a line (of a .csv the column DisplayName).
+    ValueError for a folder, an unreadable file or no names; FileNotFoundError for a missing file."""
     if vocabulary in VOCABULARIES:
         return VOCABULARIES[vocabulary]()
     path = data_root(vocabulary, files=True, what='vocabulary')
@@ -163,7 +164,7 @@ def grammar(name: str, concept: str, n: int, rng) -> list:
 # %% ../../nbs/04b_methods/07_searle.ipynb #8b65a581
 def language_model_phrases(folder, n: int, seed: int = 0, device='cpu'):  # -> write(i, concept) -> phrases
     """Phrases of a causal language model about the i-th concept (SEARLE: GPT-Neo, temperature 0.5, no pair of words
-    twice); in half precision on a GPU."""
+    twice); in half precision on a GPU. ImportError without the package transformers."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as e:
@@ -209,7 +210,7 @@ def insert_placeholder(phrase: str, concept: str, every: bool = True) -> str:
 
 def write_phrases(folder: Path, names, write, portion: int = 64):
     """phrases.json: concept -> phrases; left_out.json: concepts that a phrase of theirs does not name. Portions are
-    kept, so that what was stopped goes on."""
+    kept, so that what was stopped goes on. ValueError if all concepts are left out."""
     written = {}
     for at in progress(range(0, len(names), portion), 'phrases', 'portion'):
         part = folder / f'part-{at:06d}.json'

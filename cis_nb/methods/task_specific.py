@@ -90,7 +90,7 @@ class FocusAttribute(AttributeSolution):
         return condition in self.types
 
     def encode_query(self, ref, texts) -> torch.Tensor:
-        "`q` (B,D): the direction of the attribute that each `ref` (B,D) shows."
+        "`q` (B,D): the direction of the attribute that each `ref` (B,D) shows; KeyError for a type without attributes."
         q, texts = torch.zeros(len(ref), self.backbone.D), np.array(texts)
         for t in dict.fromkeys(texts.tolist()):
             if not self.types.get(t):
@@ -157,7 +157,8 @@ class SharedObjects(FeatureMethod):
         return condition in self.backbone.names
 
     def encode_query(self, ref, texts) -> torch.Tensor:
-        "`q` (B,2C): the confidences `ref` (B,C) of the detector, and the name in the condition."
+        """`q` (B,2C): the confidences `ref` (B,C) of the detector, and the name in the condition.
+        KeyError for a name that the detector does not know."""
         column = {n: i for i, n in enumerate(self.backbone.names)}
         if strange := [t for t in texts if t not in column]:
             raise KeyError(

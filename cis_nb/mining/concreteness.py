@@ -38,7 +38,7 @@ def _rating(line: str, n: int, path) -> tuple:  # word, mean rating
 
 
 def read_ratings(path) -> dict:
-    "Word -> mean concreteness (1 to 5) from the table of Brysbaert et al. (2014)."
+    "Word -> mean concreteness (1 to 5) from the table of Brysbaert et al. (2014); ValueError if it is damaged."
     head, *lines = Path(path).read_bytes().decode('utf-8-sig', 'replace').split('\n')
     if head.split('\t')[:3] != ['Word', 'Bigram', 'Conc.M']:
         raise ValueError(f'{path}, line 1: expected the columns Word, Bigram, Conc.M, ..., found {head[:60]!r}')

@@ -192,9 +192,11 @@ class WorldTokenizer:
         return Doc(self.vocab, [m[0] for m in found], [text[m.end() : m.end() + 1] == ' ' for m in found])
 
     def to_bytes(self, **kw):
+        "Empty: there is no state to keep."
         return b''
 
     def from_bytes(self, data, **kw):
+        "The tokenizer itself: there is no state to read."
         return self
 
 # %% ../../nbs/03_mining/00_parsers.ipynb #414de976

@@ -196,7 +196,8 @@ def best_triplet_score(index: RelationIndex, filter: str) -> np.ndarray:  # (H,)
 
 
 def candidate_draws(index: RelationIndex, filter: str, threshold: float, min_images=5, min_objects=2) -> np.ndarray:
-    "The subject of each different (subject, image) of a candidate: an even draw from them is the rule's draw."
+    """The subject of each different (subject, image) of a candidate: an even draw from them is the rule's draw.
+    ValueError if there is no candidate."""
     H = len(index.rating)
     allowed = (np.bincount(index.seen, minlength=H) >= min_images) & (np.diff(index.pairs_of.start) >= min_objects)
     if not allowed.any():

@@ -477,7 +477,8 @@ def first_images(method, queries: Queries, ids: list, k: int, excluded=None) -> 
 
 @torch.no_grad()
 def ranked_members(method, queries: Queries, members: list) -> list:  # Q lists of ids
-    "A short list of images for each query, ranked; equal scores keep the order of the list."
+    """A short list of images for each query, ranked; equal scores keep the order of the list.
+    ValueError for a score that is not finite."""
     features, ranked = method.encode_gallery(queries.images), []
     for q, own, name in zip(method.encode_queries(queries), members, queries.ids):
         rows = features.array[[features.index[i] for i in own]]

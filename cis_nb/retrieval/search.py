@@ -232,7 +232,8 @@ def append_to_index(
     ids,  # M ids
     name: str,  # readable part of the new folder's name
 ) -> SearchIndex:  # of N + M vectors
-    "The index with more vectors at its end, kept in the store; the given index does not change."
+    """The index with more vectors at its end, kept in the store; the given index does not change.
+    ValueError for another D, a vector that is not finite, or another number of ids."""
     ids = [str(i) for i in ids]
     m, dim = _check_vectors(features, ids)
     if dim != index.dim:
@@ -347,7 +348,8 @@ def index_rates(
     threads: int = 2,
 ) -> pd.DataFrame:
     """Recall against the exact result and rates of indexes; columns way, effort, recall_1, recall_10, batch_per_s,
-    single_per_s (queries per second, all at once and one at a time), vectors, dim, bytes, build_seconds, peak_bytes."""
+    single_per_s (queries per second, all at once and one at a time), vectors, dim, bytes, build_seconds, peak_bytes.
+    ValueError for a size below 100 or above N; RuntimeError if a measurement fails."""
     n, least = len(np.load(features, mmap_mode='r')), 100
     sizes = sizes or [n]
     if wrong := [s for s in sizes if not least <= s <= n]:
@@ -357,7 +359,8 @@ def index_rates(
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #34bdd33a
 def clustered_files(n: int, dim: int, queries: int, clusters: int = 1000, noise: float = 1.0, seed: int = 0) -> tuple:
-    "Paths of `clustered_vectors` in the store: `n` for a gallery, written in parts, and some queries."
+    """Paths of `clustered_vectors` in the store: (n,dim) for a gallery, written in parts, and (queries,dim).
+    ValueError unless `n` and `queries` are at least 1."""
 
     def build(folder):
         settings = dict(dim=dim, clusters=clusters, noise=noise, seed=seed)

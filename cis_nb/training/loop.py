@@ -105,7 +105,7 @@ def learning_rate(
     warmup: int = 0,  # steps of linear warm-up
     schedule: str = 'cosine',  # or 'constant'
 ) -> float:
-    "The learning rate of one step."
+    "The learning rate of one step; ValueError for an unknown schedule."
     if schedule not in ('cosine', 'constant'):
         raise ValueError(f"schedule must be 'cosine' or 'constant', got {schedule!r}")
     if step < warmup:
@@ -180,7 +180,8 @@ def accelerator_for(
     device: str = 'auto',  # 'auto', 'cpu', 'cuda'
     dtype: str = 'auto',  # 'auto' is bfloat16 on CUDA, float32 elsewhere
 ):  # accelerate.Accelerator
-    "The Accelerator of one run; the next run of the same process may use another device or precision."
+    """The Accelerator of one run; the next run of the same process may use another device or precision.
+    ValueError for an unknown `dtype`, a missing GPU, or more processes than GPUs."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
@@ -388,7 +389,8 @@ def batch_maker(objective, batch_size: int, seed: int, accelerator):  # step -> 
 
 # %% ../../nbs/05a_training/00_loop.ipynb #517b5d49
 def start_or_resume(objective, folder: Path, weight_decay: float, accelerator) -> tuple:  # optimizer, state
-    "Modules on their device, their optimizer, and the state of the last checkpoint or of a new run."
+    """Modules on their device, their optimizer, and the state of the last checkpoint or of a new run.
+    ValueError if the checkpoint cannot be read or is not of the same step in all processes."""
     modules, device = objective.modules, accelerator.device
     for m in modules.values():
         m.to(device)
@@ -411,7 +413,8 @@ def divergence_error(e: Exception, step: int, folder: Path) -> FloatingPointErro
 
 # %% ../../nbs/05a_training/00_loop.ipynb #ce51435c
 def validate_and_keep_best(objective, state: dict, folder: Path, accelerator) -> dict:  # name -> number
-    "Validate in full precision, with averaged weights if there are any; save the weights if they are the best so far."
+    """Validate in full precision, with averaged weights if there are any; save the weights if they are the best so far.
+    KeyError if `objective.validate` does not give `objective.metric`."""
     modules, metric = objective.modules, objective.metric
     with ema_weights(state['ema'], modules), torch.no_grad():
         for m in modules.values():

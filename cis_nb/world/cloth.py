@@ -249,7 +249,7 @@ def limb_pieces(verb: str, args: str, pose) -> list:
 # %% ../../nbs/01_world/01_cloth.ipynb #13ca043e
 @lru_cache(1 << 12)
 def cut_shape(verb: str, args: str) -> list:
-    "Lists of outlines that a verb makes, before they are moved to attachment points."
+    "Lists of outlines that a verb makes, before they are moved to attachment points; ValueError for an unknown verb."
     if verb.startswith('oval'):
         (x, y, _), (rx, ry, _) = parse_points(args)
         loops = [oval(x, y, rx + 16, ry + 16)]
@@ -521,7 +521,8 @@ def discs(u, v, n: int, r: int, middles) -> np.ndarray:
 
 # %% ../../nbs/01_world/01_cloth.ipynb #935c2c13
 def pattern_samples(pattern: str, u, v, n: int) -> np.ndarray:
-    "Which samples (n, n) at column `u`, row `v` of one period have the second colour: 0, 1/2 or 1."
+    """Which samples (n, n) at column `u`, row `v` of one period have the second colour: 0, 1/2 or 1.
+    ValueError for an unknown pattern."""
     if pattern == 'striped':
         return v < n // 2
     if pattern == 'pinstriped':

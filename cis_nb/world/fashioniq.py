@@ -386,7 +386,8 @@ def image_name(g: Garment, *where) -> str:
 
 
 def draw_split(category: str, split: str, n: int, seed: int) -> tuple:
-    "About `n` queries of a split: name -> garment, and the entries of the captions file."
+    """About `n` queries of a split: name -> garment, and the entries of the captions file.
+    ValueError if the world has too few garments, or two get the same name."""
     d, garments, entries, seen = Dice('fashioniq', category, split, seed), {}, [], set()
     while len(entries) < n:
         members, queries = draw_garment_family(d, category, seen)
@@ -401,7 +402,8 @@ def draw_split(category: str, split: str, n: int, seed: int) -> tuple:
 
 
 def draw_fashioniq(n: int, seed: int = 0) -> dict:
-    "About `n` queries of each category: (category, split) -> (name -> garment, entries)."
+    """About `n` queries of each category: (category, split) -> (name -> garment, entries).
+    ValueError as for `draw_split`, and if two lists share a name."""
     drawn = {(c, s): draw_split(c, s, n * share // 5, seed) for c in GARMENT_KINDS for s, share in SPLIT_SHARES.items()}
     names = {name for garments, _ in drawn.values() for name in garments}
     different = {(*where, g) for where, (garments, _) in drawn.items() for g in garments.values()}
@@ -434,7 +436,8 @@ def write_fashioniq(root: Path, n: int, seed: int = 0):
 
 
 def fashioniq_root(queries: int = 1500, seed: int = 0) -> Path:
-    "Root folder of a world with about that many FashionIQ queries of each category, written once."
+    """Root folder of a world with about that many FashionIQ queries of each category, written once.
+    ValueError for fewer than 5, and as for `draw_fashioniq`."""
     if queries < 5:
         raise ValueError(f'queries: must be 5 or more, so that each split has one, got {queries}')
 

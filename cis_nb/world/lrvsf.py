@@ -307,6 +307,7 @@ def lrvsf_root(test: int = 300, distractors: int = 5000, train: int = 0, val: in
     """Root folder of a world in LRVS-F's layout, written once: products of the three splits and test distractors.
 
     Roots of one seed agree on the products that they share; more distractors follow the same first ones.
+    ValueError unless `test` and `distractors` are at least 1, all other numbers at least 0.
     """
     params = dict(test=test, distractors=distractors, train=train, val=val, seed=seed)
     if wrong := next((f'{k} = {n}' for k, n in params.items() if n < (k in ('test', 'distractors'))), None):
