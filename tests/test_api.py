@@ -461,6 +461,7 @@ def test_pic2word_and_a_tuned_combiner_read_more_than_a_frozen_combiner(monkeypa
         make_objective(contract_only(monkeypatch, 'combiner', compile='eager'))
 
 
+@pytest.mark.e2e
 def test_what_the_contract_of_a_backbone_lists_is_enough_for_a_frozen_combiner(monkeypatch):
     run = train_or_load(contract_only(monkeypatch, 'combiner'))
     check_method(load_method(run, 'cpu'))

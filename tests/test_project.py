@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
+from functools import lru_cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 import pandas as pd
@@ -251,6 +252,12 @@ def code_texts() -> list:
     return texts
 
 
+@lru_cache
+def code_nodes() -> list:
+    "Every syntax node of `code_texts`: where, node."
+    return [(where, n) for where, text in code_texts() for n in ast.walk(ast.parse(text))]
+
+
 RUN = {  # requirements that are run or named, not imported, and where
     'import-linter': ('Makefile', 'bin/lint-imports'),
     'jupyterlab': ('Makefile', '-m jupyterlab'),
@@ -312,7 +319,7 @@ def test_no_line_is_longer_than_120_columns():
 
 def test_no_function_is_longer_than_40_lines():
     "The training loop aside."
-    found = [(where, n) for where, text in [*code_texts(), *TESTS] for n in ast.walk(ast.parse(text))]
+    found = [*code_nodes(), *((where, n) for where, text in TESTS for n in ast.walk(ast.parse(text)))]
     sizes = [(where, n.name, n.end_lineno - n.lineno + 1) for where, n in found if isinstance(n, ast.FunctionDef)]
     loop = ('cis_nb/training/loop.py', 'train')
     long = [f'{where}: {name}: {n} lines' for where, name, n in sizes if n > 40 and (where, name) != loop]
@@ -352,10 +359,9 @@ def test_no_code_compares_a_name_with_world():
     looked_up = "dict(world=f)", "{'world': f}", "a['world']", "f(x='world')", "f(a, 'world')"
     for text, found in [*((t, True) for t in looked_up), ("stored('world', 'n')", False), ("a == 'world'", False)]:
         assert looks_up_world(ast.parse(text, mode='eval').body) == found, text
-    code = [(where, n) for where, text in code_texts() for n in ast.walk(ast.parse(text))]
-    assert not [f'{where}: {ast.unparse(n)}; ask is_world' for where, n in code if compares_world(n)]
+    assert not [f'{where}: {ast.unparse(n)}; ask is_world' for where, n in code_nodes() if compares_world(n)]
     modules = {named(p) for p in MODULES}
-    used = [f'{where}: {ast.unparse(n)}' for where, n in code if where in modules and looks_up_world(n)]
+    used = [f'{where}: {ast.unparse(n)}' for where, n in code_nodes() if where in modules and looks_up_world(n)]
     assert not used, 'use WORLD, or a function of data.datasets'
 
 

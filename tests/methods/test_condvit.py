@@ -90,6 +90,7 @@ def test_a_gallery_token_is_part_of_the_gallery(tiny):
     assert a.path != b.path and not torch.allclose(a[['1']], b[['1']], atol=1e-3)
 
 
+@pytest.mark.e2e  # networks of the published size
 @pytest.mark.parametrize('file', ['condvit.safetensors', 'condvit.pt'])
 def test_a_published_file_is_a_method_in_one_line(file, tmp_path):
     tensors = random_file(tmp_path / file, published_shapes(16, True))
@@ -100,6 +101,7 @@ def test_a_published_file_is_a_method_in_one_line(file, tmp_path):
     assert written.keys() == tensors.keys() and all(torch.equal(written[k], tensors[k]) for k in tensors)
 
 
+@pytest.mark.e2e
 def test_a_published_text_model_names_its_sentence_encoder(tmp_path):
     random_file(tmp_path / 'text.safetensors', published_shapes(32, False))
     m = C.published_condvit(tmp_path / 'text.safetensors', 'cpu', text_model='no/such-model')
@@ -109,6 +111,7 @@ def test_a_published_text_model_names_its_sentence_encoder(tmp_path):
         query(m, ['a red bag'])
 
 
+@pytest.mark.e2e
 def test_keys_that_do_not_fit_are_named(tmp_path):
     file, shapes = tmp_path / 'x.safetensors', published_shapes(32, True)
 

@@ -228,6 +228,7 @@ def test_a_killed_append_leaves_the_old_index_as_it_was():
 # ---- more vectors
 
 
+@pytest.mark.e2e
 @quick
 @given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 100))
 def test_appended_vectors_come_after_the_old_ones(n, m, seed):
