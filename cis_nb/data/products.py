@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['LRVSF_CATEGORIES', 'NON_CLOTHING', 'DISTRACTOR_CATEGORIES', 'SIMPLE_COLUMNS', 'COMPLEX_COLUMNS', 'white_square',
-           'resized_white_square', 'Pair', 'check_products', 'ProductPairs', 'white_squares', 'packed_source']
+           'resized_white_square', 'Pair', 'check_products', 'ProductPairs', 'has_words', 'without_words',
+           'white_squares', 'packed_source']
 
 # %% ../../nbs/00b_data/06_products.ipynb #bc27811f
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +121,24 @@ class ProductPairs:
         captions = [list(c) for c in self.simple.captions]
         rows = [self.simple[list(SIMPLE_COLUMNS[:3])].values.tolist(), captions, self.complex.values.tolist()]
         return fingerprint([self.images.key, *rows, list(self.distractors)])
+
+# %% ../../nbs/00b_data/06_products.ipynb #8270fca7
+def has_words(text: str, words) -> bool:
+    "Whether a text has one of some words or phrases, in any case; *shirt* is in *shirt dress* and not in *shirts*."
+    return any(re.search(rf'(?<!\w){re.escape(w)}(?!\w)', text, re.IGNORECASE) for w in words)
+
+
+def without_words(pairs: ProductPairs, words) -> ProductPairs:
+    """The products whose captions have none of some words or phrases, over the same image source.
+    ValueError for an empty phrase and if no product is left."""
+    if not all(w.strip() for w in words):
+        raise ValueError(f'{pairs.name}: words to leave out: {list(words)!r} has an empty phrase; remove it')
+    named = [any(has_words(c, words) for c in some) for some in pairs.simple.captions]
+    gone = set(pairs.simple['product'][named])
+    if len(gone) == len(pairs):
+        raise ValueError(f'{pairs.name}: each product has one of {", ".join(words)} in a caption; leave out fewer words')
+    simple, complex = (t[~t['product'].isin(gone)].reset_index(drop=True) for t in (pairs.simple, pairs.complex))
+    return replace(pairs, simple=simple, complex=complex)
 
 # %% ../../nbs/00b_data/06_products.ipynb #119cb919
 def _write_white_squares(folder: Path, images: ImageSource, size: int):

@@ -223,14 +223,12 @@ def query_targets(task) -> dict:  # query_id -> image
     return {q: target for q, (target,) in zip(task.queries.query_id, task.queries.targets)}
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #244987ad
-def paper_table(table: str = 'lrvsf_table2') -> pd.DataFrame:
-    "R@1 / Cat@1 of a printed table, a row for each method, backbone and condition, a column for each gallery."
+def paper_table(table: str = 'lrvsf_table2', setting: str = 'condition') -> pd.DataFrame:
+    "R@1 / Cat@1 of a printed table, a row for each method, backbone and setting, a column for each gallery."
     t = read_printed(table)
-    setting = t.setting.map(lambda s: dict(part.split('=', 1) for part in s.split(';')))
-    t = t.assign(
-        condition=setting.map(lambda s: s.get('condition', '–')), distractors=setting.map(lambda s: s['distractors'])
-    )
-    keys = ['method', 'backbone', 'condition']
+    given = t.setting.map(lambda s: dict(part.split('=', 1) for part in s.split(';')))
+    values = {name: given.map(lambda s: s.get(name, '–')) for name in (setting, 'distractors')}
+    t, keys = t.assign(**values), ['method', 'backbone', setting]
     wide = t.fillna({'backbone': '–'}).pivot_table(
         index=keys, columns=['distractors', 'metric'], values='value', sort=False
     )

@@ -19,7 +19,6 @@ import torch
 from .. import api
 from ..backbones.features import TextMemory, l2_normalize
 from ..backbones.loading import load_backbone
-from ..core.experiment_files import parameters
 from ..core.plotting import forest
 from ..data.datasets import image_text_pairs
 from ..data.roots import WORLD
@@ -27,7 +26,7 @@ from ..data.image_sources import ImageSource
 from .combiner_ablations import claim_evidence
 from .comparison import contrast_seeds, interval_envelope, read_printed, verdict
 from .composed_retrieval import benchmarks_of, load_sets
-from .entries import trained_entry
+from .entries import trained_entry, training_parameters
 from .matrix import MatrixRun, query_scores, rank_all
 from ..train import settings
 
@@ -50,7 +49,7 @@ BRIEF_BASE = dict(
 def base_of(p: dict) -> dict:
     "The parameters that all variants share."
     return {
-        **(parameters(p['training']) if p['training'] else BRIEF_BASE),
+        **(training_parameters(p['training']) if p['training'] else BRIEF_BASE),
         **p['shorter'],
         'backbone': p['backbone'],
         'pretrained': p['pretrained'],

@@ -37,7 +37,7 @@ from ..benchmarks.lrvsf_training import product_pairs
 from ..core.parameters import one_of, pick_device
 from ..core.store import fingerprint
 from ..data.augmentation import stored_size
-from ..data.products import ProductPairs, packed_source, white_squares
+from ..data.products import ProductPairs, packed_source, white_squares, without_words
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad, info_nce
 from ..retrieval.protocol import Protocol, Task
@@ -431,6 +431,7 @@ class CondViTConfig(TrainingConfig):
     gallery_token: bool = Field(False, description='gallery images get a learned empty token')
     scale: float = Field(100.0, ge=1, le=100, description='factor of similarities at the start (published: 100)')
     tune: Literal['all', 'new'] = Field('all', description='new: projection and new parameters only')
+    held_out: list[str] = Field([], description='words; products with one of them in a caption are left out')
 
     @model_validator(mode='after')
     def _conditions_fit(self):
@@ -442,9 +443,10 @@ class CondViTConfig(TrainingConfig):
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #040b632e
 def training_products(config: CondViTConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
-    "What the configuration trains on, and the held-out queries that choose its weights."
+    "What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither."
     pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size), config.seed)
     val = product_pairs(config.data, 'val', config.val_samples, image_size, 0, config.distractors)
+    pairs, val = without_words(pairs, config.held_out), without_words(val, config.held_out)
     val.images = packed_source(val.images, image_size)
     return pairs, {'products': product_task(val, config.condition)}
 
