@@ -136,7 +136,7 @@ def without_words(pairs: ProductPairs, words) -> ProductPairs:
     named = [any(has_words(c, words) for c in some) for some in pairs.simple.captions]
     gone = set(pairs.simple['product'][named])
     if len(gone) == len(pairs):
-        raise ValueError(f'{pairs.name}: each product has one of {", ".join(words)} in a caption; leave out fewer words')
+        raise ValueError(f'{pairs.name}: each product has one of {", ".join(words)} in a caption; name fewer words')
     simple, complex = (t[~t['product'].isin(gone)].reset_index(drop=True) for t in (pairs.simple, pairs.complex))
     return replace(pairs, simple=simple, complex=complex)
 
