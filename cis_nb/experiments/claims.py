@@ -80,6 +80,9 @@ TESTED_BY = {
     'full/07_ablations/corpus': 'N17',
     'full/08_scaling/pseudo_words_backbones': 'N20',
     'full/08_scaling/time': 'N07 N08',
+    'full/07_ablations/condition_depth': 'L11',
+    'full/07_ablations/gallery_token': 'L12',
+    'full/06_evaluation/condition_transfer': 'L13 L15',
 }
 CHAPTERS = {
     'C01 C02 C03 C04 C05 C16': 'CompoDiff (04b_methods/compodiff) on FashionIQ and CIRR',
@@ -92,8 +95,8 @@ CHAPTERS = {
     'C09 C12': 'the CompoDiff denoiser (04b_methods/compodiff), timed in 08_scaling/denoising_steps',
     'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (04b_methods/compodiff)',
     'C15': 'synthetic triplets (03_mining/synthetic) in several sizes and CompoDiff (04b_methods/compodiff)',
-    'L02 L13 L14': 'a profile with the result page of LRVS-F (06_evaluation/lrvsf)',
-    'L04 L05 L07 L09 L10 L11 L12 L15': 'a profile that trains CondViT (04b_methods/08_condvit) for 06_evaluation/lrvsf',
+    'L02 L14': 'a profile with the result page of LRVS-F (06_evaluation/lrvsf)',
+    'L04 L05 L07 L09 L10': 'a profile that trains CondViT (04b_methods/08_condvit) for 06_evaluation/lrvsf',
 }
 DATA = {
     'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights',
