@@ -449,8 +449,6 @@ PLANNED = {  # chapters that are not written yet
     '03_mining/synthetic',
     '04b_methods/compodiff',
     '06_evaluation/compodiff',
-    '07_ablations/condition_depth',
-    '07_ablations/gallery_token',
     '07_ablations/guidance',
     '07_ablations/stage2',
     '07_ablations/text_condition',

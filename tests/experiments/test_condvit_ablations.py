@@ -7,7 +7,7 @@ import pytest
 from cis_nb.experiments.comparison import verdict
 from cis_nb.experiments.condvit_ablations import (
     EMPTY_TOKEN,
-    NO_TOKEN,
+    WITHOUT_TOKEN,
     TOKEN_VARIANTS,
     depth_evidence,
     depth_finding,
@@ -79,7 +79,7 @@ def test_a_difference_lies_within_a_limit(low, high, said):
 
 
 def test_a_token_is_judged_in_every_gallery():
-    found = run({NO_TOKEN: GOOD, EMPTY_TOKEN: GOOD}, TOKEN_VARIANTS, steps=(0, 5, 9))
+    found = run({WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: GOOD}, TOKEN_VARIANTS, steps=(0, 5, 9))
     evidence = token_evidence(found, 5)['L12']
     assert len(evidence) == 7 and verdict(evidence[-1]) == 'undecided'
     assert token_finding(found).count('distractors') == 2
