@@ -51,7 +51,7 @@ def transfer_variants(words, kept: int) -> dict:  # name -> Variant
         TEXT: Variant('text', dict(out, condition='text')),
         CATEGORY: Variant('category', dict(out, condition='category')),
         NONE: Variant('no condition', dict(out, condition='none')),
-        TEXT_ALL: Variant('text, nothing held out', dict(condition='text', samples=kept)),
+        TEXT_ALL: Variant('text, trained on all words', dict(condition='text', samples=kept)),
     }
 
 
@@ -172,7 +172,7 @@ def transfer_finding(found: dict, titles: dict) -> str:
     return (
         f'R@1 on queries with words that the training left out: text − {titles[NONE]} {format_differences(gain)}, '
         f'with seen words {format_differences(found[TEXT, NONE, SEEN])}; '
-        f'left out − nothing left out {format_differences(cost)}'
+        f'trained without them − trained on all words {format_differences(cost)}'
     )
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #46615236

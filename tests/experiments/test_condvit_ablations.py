@@ -83,4 +83,4 @@ def test_a_token_is_judged_in_every_gallery():
     evidence = token_evidence(found, 5)['L12']
     assert len(evidence) == 7 and verdict(evidence[-1]) == 'undecided'
     assert token_finding(found).count('distractors') == 2
-    assert set(printed_tokens().gallery_token) == {'none', 'learned empty token'}
+    assert set(printed_tokens()['gallery token']) == {'none', 'learned empty token'}
