@@ -459,6 +459,12 @@ class BenchmarkPlugin:
         TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
 
+    def product_pairs(self, data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0):
+        """`n` products (`cis_nb.data.products.ProductPairs`) of the split train or val, for a training; all of them if
+        there are fewer. `data` and `seed` are those of `load`, `size` is the side of the squares that are read, in
+        pixels, `distractors` a number of further gallery images. TypeError unless a subclass overrides it."""
+        raise TypeError(f'products: the benchmark {self.name!r} has no product pairs to train on')
+
     def submission(self, root: Path) -> Submission:
         "What the server takes for the test split in a folder of the data; TypeError unless a subclass overrides it."
         raise TypeError(f'{self.name}: the plugin has no server')
@@ -503,6 +509,7 @@ REGISTRY = {
         'object_composition': 'cis_nb.benchmarks.object_composition:ObjectCompositionPlugin',
         'coco_captions': 'cis_nb.benchmarks.coco_captions:CocoCaptionsPlugin',
         'lrvsf': 'cis_nb.benchmarks.lrvsf:LRVSFPlugin',
+        'grocery': 'cis_nb.benchmarks.grocery:GroceryPlugin',
     },
     'backbone': {
         name: 'cis_nb.backbones.loading:PLUGINS'

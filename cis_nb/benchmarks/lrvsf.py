@@ -484,3 +484,8 @@ class LRVSFPlugin(BenchmarkPlugin):
         drawn = dict(distractors=distractors) if distractors else {}
         root = dataset_root(self.name, data, size, seed, **drawn)
         return lrvsf_benchmark(root, distractors=distractors, **options)
+
+    def product_pairs(self, data, split, n, size, seed=0, distractors=0):
+        from cis_nb.benchmarks.lrvsf_training import product_pairs  # which reads with this module
+
+        return product_pairs(data, split, n, size, seed, distractors)
