@@ -59,6 +59,7 @@ OPTIONS = dict(
     object_composition=dict(size=16),
     coco_captions=dict(size=12),
     lrvsf=dict(size=12, distractors=30, ks=(1, 5)),
+    grocery=dict(size=1, ks=(1, 5)),
 )
 
 

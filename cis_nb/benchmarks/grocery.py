@@ -218,7 +218,9 @@ def grocery_pairs(g: Grocery, split: str = 'train', n: int = 0, distractors: int
     others = there.image[~there['product'].isin(simple['product'])].tolist()[:distractors]
     images = g.source.only([*simple.image, *complex.image, *others])
     categories = tuple(sorted(g.products.category.unique()))
-    tables = [t[list(columns)].reset_index(drop=True) for t, columns in ((simple, SIMPLE_COLUMNS), (complex, COMPLEX_COLUMNS))]
+    tables = [
+        t[list(columns)].reset_index(drop=True) for t, columns in ((simple, SIMPLE_COLUMNS), (complex, COMPLEX_COLUMNS))
+    ]
     return ProductPairs(images, *tables, others, 'grocery', categories)
 
 # %% ../../nbs/02b_benchmarks/15_grocery.ipynb #f4c7b7cf
