@@ -492,14 +492,10 @@ class LRVSFPlugin(BenchmarkPlugin):
 
     name, title = 'lrvsf', 'LRVS-F'
     main = {'lrvsf': MainMetric('LRVS-F R@1', 'category', 'recall', 1)}
+    pairs_from = 'cis_nb.benchmarks.lrvsf_training:product_pairs'
 
     def load(self, data='world', size=0, seed=0, distractors=0, **options) -> LRVSFBenchmark:
         "`distractors` (0: all, of the world the usual number) is how many are ranked; the world draws as many."
         drawn = dict(distractors=distractors) if distractors else {}
         root = dataset_root(self.name, data, size, seed, **drawn)
         return lrvsf_benchmark(root, distractors=distractors, **options)
-
-    def product_pairs(self, data, split, n, size, seed=0, distractors=0):
-        from cis_nb.benchmarks.lrvsf_training import product_pairs  # which reads with this module
-
-        return product_pairs(data, split, n, size, seed, distractors)
