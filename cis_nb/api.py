@@ -451,6 +451,7 @@ class BenchmarkPlugin:
     main: dict = {}  # name in results -> MainMetric; a benchmark without one is not on the front page
     tasks: tuple = ()  # of MainMetric: the tasks that a page can ask for by name in `sets`
     parameters: dict = {}  # option of `load` -> the parameter of such a page that gives it
+    pairs_from: str = ''  # module:function that gives `product_pairs`, where another module has it
 
     def load(self, data: str = 'world', size: int = 0, seed: int = 0, **options):
         """The benchmark (`cis_nb.retrieval.protocol.Benchmark`) from `data`: world, a folder, or a name below CIS_DATA.
@@ -458,6 +459,15 @@ class BenchmarkPlugin:
         `size` (0: the usual) and `seed` are of the world's version; `options` go to the benchmark's constructor.
         TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
+
+    def product_pairs(self, data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0):
+        """`n` products (`cis_nb.data.products.ProductPairs`) of the split train or val, for a training; all of them if
+        there are fewer. `data` and `seed` are those of `load`, `size` is the side of the squares that are read, in
+        pixels, `distractors` a number of further gallery images. TypeError for a benchmark without products."""
+        if not self.pairs_from:
+            raise TypeError(f'products: the benchmark {self.name!r} has no product pairs to train on')
+        module, _, function = self.pairs_from.partition(':')
+        return getattr(import_module(module), function)(data, split, n, size, seed, distractors)
 
     def submission(self, root: Path) -> Submission:
         "What the server takes for the test split in a folder of the data; TypeError unless a subclass overrides it."
@@ -503,6 +513,7 @@ REGISTRY = {
         'object_composition': 'cis_nb.benchmarks.object_composition:ObjectCompositionPlugin',
         'coco_captions': 'cis_nb.benchmarks.coco_captions:CocoCaptionsPlugin',
         'lrvsf': 'cis_nb.benchmarks.lrvsf:LRVSFPlugin',
+        'grocery': 'cis_nb.benchmarks.grocery:GroceryPlugin',
     },
     'backbone': {
         name: 'cis_nb.backbones.loading:PLUGINS'

@@ -59,6 +59,7 @@ OPTIONS = dict(
     object_composition=dict(size=16),
     coco_captions=dict(size=12),
     lrvsf=dict(size=12, distractors=30, ks=(1, 5)),
+    grocery=dict(size=1, ks=(1, 5)),
 )
 
 
@@ -498,3 +499,14 @@ def test_a_training_refuses_an_unknown_backbone(method):
 def test_a_name_that_is_not_registered_is_refused():
     with pytest.raises(ValueError, match="benchmark: 'cirrr' is not registered; known: genecis, cirr"):
         api.get('benchmark', 'cirrr')
+
+
+def test_product_pairs_are_those_of_benchmarks_with_products():
+    for name in ('lrvsf', 'grocery'):
+        pairs = api.get('benchmark', name).product_pairs('world', 'train', 3, 64)
+        assert len(pairs) == 3 and set(pairs.simple.category) <= set(pairs.categories)
+    with pytest.raises(TypeError, match="products: the benchmark 'cirr' has no product pairs to train on"):
+        api.get('benchmark', 'cirr').product_pairs('world', 'train', 3, 64)
+    config = api.get('method', 'condvit').Config
+    with pytest.raises(ValueError, match="products: 'shoes' is none of .*, lrvsf, grocery"):
+        config(products='shoes')

@@ -94,6 +94,7 @@ class ProductImages:
     split: str
     simple: pd.DataFrame  # image, product, category, caption1, caption2
     complex: pd.DataFrame  # image, product, type
+    file: Path  # of the metadata, for errors
 
 
 METADATA_NAMES = dict(  # column of the files -> column of the tables
@@ -140,7 +141,7 @@ def _reject_incomplete(simple: pd.DataFrame, complex_: pd.DataFrame, path):
         if missing:
             raise ValueError(
                 f'{path}: product {min(missing)!r} has no {what} image ({len(missing)} such products); '
-                'a product needs a simple and a complex one'
+                'a product needs a simple and a complex one: leave its rows out of both files'
             )
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #66c370e1
@@ -158,7 +159,7 @@ def read_products(root, split: str = 'test') -> ProductImages:
     check_values(simple, 'CATEGORY', LRVSF_CATEGORIES, simple_path)
     _reject_incomplete(simple, complex_, complex_path)
     tables = [t.drop(columns='SPLIT').rename(columns=METADATA_NAMES).reset_index(drop=True) for t in (simple, complex_)]
-    return ProductImages(split, tables[0].drop(columns='type'), tables[1])
+    return ProductImages(split, tables[0].drop(columns='type'), tables[1], simple_path)
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #6e264516
 def query_pairs(p: ProductImages) -> pd.DataFrame:  # product, category, caption1, caption2, simple, complex
@@ -167,8 +168,8 @@ def query_pairs(p: ProductImages) -> pd.DataFrame:  # product, category, caption
     for kind, table in (('simple', p.simple), ('complex', p.complex)):
         if len(twice := table['product'][table['product'].duplicated()]):
             raise ValueError(
-                f'{p.split} split: product {twice.iloc[0]!r} has two {kind} images; a query has one reference '
-                'and one target: is the id used for two products?'
+                f'{p.file}, {p.split} split: PRODUCT_ID {twice.iloc[0]!r} has two {kind} images; a query has one '
+                'reference and one target: give each product an id of its own, or keep one image of each kind'
             )
     pairs = p.simple.rename(columns=dict(image='simple')).merge(
         p.complex[['product', 'image']].rename(columns=dict(image='complex')), on='product'
@@ -312,6 +313,17 @@ def _val_distractors(rows: list, p: ProductImages, folder: Path) -> pd.DataFrame
     return t.rename(columns=dict(URL='image', CATEGORY='category'))[['id', 'image', 'category']]
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #fa6f7338
+def _reject_empty(path: Path, column: str):
+    "ValueError for a row without an image, which the statistics of a Parquet file count."
+    file = pq.ParquetFile(path)
+    at = file.schema_arrow.names.index(column)
+    parts = [file.metadata.row_group(g).column(at).statistics for g in range(file.num_row_groups)]
+    if none := sum(s.null_count for s in parts if s is not None and s.has_null_count):
+        raise ValueError(
+            f'{path}: {none} rows have no {column}; a product needs a simple and a complex image: leave these rows out'
+        )
+
+
 def _test_pack(folder: Path) -> LRVSF:
     "The later test pack."
     path, files = folder / 'products.parquet', ParquetImages()
@@ -322,6 +334,8 @@ def _test_pack(folder: Path) -> LRVSF:
     about = pd.read_parquet(path, columns=['CATEGORY', 'blip2_caption1']).reset_index(drop=True)
     about['URL'] = [f'products/{i}' for i in range(len(about))]
     check_values(about, 'CATEGORY', LRVSF_CATEGORIES, path)
+    for column in needed[:2]:
+        _reject_empty(path, column)
     simple = files.add(path, 'SIMPLE_IMG', lambda i: f'products/{i}/simple')
     worn = files.add(path, 'COMPLEX_IMG', lambda i: f'products/{i}/complex')
     ids = [str(i) for i in range(len(about))]
@@ -478,6 +492,7 @@ class LRVSFPlugin(BenchmarkPlugin):
 
     name, title = 'lrvsf', 'LRVS-F'
     main = {'lrvsf': MainMetric('LRVS-F R@1', 'category', 'recall', 1)}
+    pairs_from = 'cis_nb.benchmarks.lrvsf_training:product_pairs'
 
     def load(self, data='world', size=0, seed=0, distractors=0, **options) -> LRVSFBenchmark:
         "`distractors` (0: all, of the world the usual number) is how many are ranked; the world draws as many."

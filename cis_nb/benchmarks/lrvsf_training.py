@@ -73,7 +73,10 @@ def _shard_rows(sample: dict, path) -> list:
         row = dict(product=product, **{new: m.get(old) for old, new in METADATA_NAMES.items() if old != 'PRODUCT_ID'})
         rows.append((row, sample.get(f'{i}.jpg')))
     if 'SIMPLE' not in {r['type'] for r, _ in rows}:
-        raise ValueError(f'{path}: product {product!r} has no simple image; a product needs a simple and a complex one')
+        raise ValueError(
+            f'{path}: product {product!r} has no simple image; a product needs a simple and a complex one: leave its'
+            ' files out of the tar'
+        )
     return rows
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #b740581a
@@ -99,7 +102,10 @@ def _pack_shards(folder: Path, paths: list, size: int):
         for path in progress(paths, 'LRVS-F shards', 'shard'):
             for sample in shard_samples(path):
                 if sample['__key__'] in seen:
-                    raise ValueError(f'{path}: product {sample["__key__"]!r} was in {seen[sample["__key__"]]} already')
+                    raise ValueError(
+                        f'{path}: product {sample["__key__"]!r} was in {seen[sample["__key__"]]} already; leave one of'
+                        ' them out, or give each product an id of its own'
+                    )
                 seen[sample['__key__']] = path.name
                 for row, square in _decoded(_shard_rows(sample, path), size, skipped):
                     table.append(row)

@@ -93,6 +93,7 @@ class ProductPairs:
     complex: pd.DataFrame  # product, image
     distractors: list = field(default_factory=list)  # ids of further simple images
     name: str = 'products'
+    categories: tuple = LRVSF_CATEGORIES  # that a product may have, in the order of an embedding table
 
     def __post_init__(self):
         check_products(self.simple, self.complex, self.images, self.distractors, self.name)
@@ -120,7 +121,7 @@ class ProductPairs:
         "Fingerprint of images and tables."
         captions = [list(c) for c in self.simple.captions]
         rows = [self.simple[list(SIMPLE_COLUMNS[:3])].values.tolist(), captions, self.complex.values.tolist()]
-        return fingerprint([self.images.key, *rows, list(self.distractors)])
+        return fingerprint([self.images.key, *rows, list(self.distractors), list(self.categories)])
 
 # %% ../../nbs/00b_data/06_products.ipynb #8270fca7
 def has_words(text: str, words) -> bool:

@@ -100,6 +100,7 @@ WORLD_VERSIONS = {
     'object_composition': WorldVersion('cis_nb.world.domains:composition_root', ('images',), 600, folder='coco'),
     'coco_captions': WorldVersion('cis_nb.world.positives:positives_root', ('images',), 300, folder='coco'),
     'lrvsf': WorldVersion('cis_nb.world.lrvsf:lrvsf_root', ('test',), 300, folder='lrvsf'),
+    'grocery': WorldVersion('cis_nb.world.grocery:grocery_root', ('test',), 4, folder='grocery'),
 }
 
 

@@ -74,14 +74,15 @@ def contrast(
     weights: dict,  # method -> weight
     k: int = 1,
     tasks=None,  # all tasks if None
-    families: bool = True,  # draw references anew; else single queries
+    families: bool = True,  # draw references anew, or what a column `family` names; else single queries
     n: int = 1000,
     seed: int = 0,
     of: str = '',
 ) -> dict:  # as for `hits`
     "A weighted sum of methods' task means of R@`k`, and its 95 % interval. Seeds are averaged query by query."
     mine = per_query[per_query.method.isin(weights) & (True if tasks is None else per_query.task.isin(tasks))]
-    h = hits(mine, k, of).reset_index().merge(mine[['draw', 'task', 'query_id', 'reference']].drop_duplicates())
+    about = ['draw', 'task', 'query_id', 'reference', *(['family'] if 'family' in mine else [])]
+    h = hits(mine, k, of).reset_index().merge(mine[about].drop_duplicates())
     family = families_of(h) if families else np.arange(len(h))
     diff, low, high = bootstrap_ci(sum(w * h[m] for m, w in weights.items()), n, seed, groups=h.task, families=family)
     if pd.Series(family).groupby(h.task).nunique().min() < 2:

@@ -18,8 +18,9 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from .. import api
 from ..api import Plugin, Style, TrainableBackbone, TrainingConfig, Unsolved
 from ..backbones.clip import weights_hash
 from cis_nb.backbones.conditional_vit import (
@@ -33,7 +34,6 @@ from cis_nb.backbones.conditional_vit import (
 from ..backbones.features import Features, TextMemory, l2_normalize, text_features
 from ..backbones.loading import load_backbone
 from ..backbones.weights import BACKBONES
-from ..benchmarks.lrvsf_training import product_pairs
 from ..core.parameters import one_of, pick_device
 from ..core.store import fingerprint
 from ..data.augmentation import stored_size
@@ -421,6 +421,7 @@ def load_condvit(run, device: str = 'auto', backbone=None) -> CondViTMethod:
 class CondViTConfig(TrainingConfig):
     "CondViT's own parameters."
 
+    products: str = Field('lrvsf', description='the benchmark whose products are learned')
     samples: int = Field(400, ge=1, description='products to learn from')
     val_samples: int = Field(40, ge=1, description='held-out products')
     distractors: int = Field(60, ge=0, description='further products in the held-out gallery')
@@ -433,6 +434,11 @@ class CondViTConfig(TrainingConfig):
     tune: Literal['all', 'new'] = Field('all', description='new: projection and new parameters only')
     held_out: list[str] = Field([], description='words; products with one of them in a caption are left out')
 
+    @field_validator('products')
+    @classmethod
+    def _with_products(cls, name: str) -> str:
+        return one_of('products', name, api.names('benchmark'))
+
     @model_validator(mode='after')
     def _conditions_fit(self):
         if self.condition == 'none' and self.gallery_token:
@@ -444,6 +450,7 @@ class CondViTConfig(TrainingConfig):
 # %% ../../nbs/04b_methods/08_condvit.ipynb #040b632e
 def training_products(config: CondViTConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
     "What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither."
+    product_pairs = api.get('benchmark', config.products).product_pairs
     pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size), config.seed)
     val = product_pairs(config.data, 'val', config.val_samples, image_size, 0, config.distractors)
     pairs, val = without_words(pairs, config.held_out), without_words(val, config.held_out)
@@ -478,6 +485,7 @@ class CondViTPlugin(Plugin):
     def objective(self, backbone, config) -> CondViTTraining:
         pairs, tasks = training_products(config, backbone.image_size)
         chosen = {k: getattr(config, k) for k in ('condition', 'insert_before', 'gallery_token')}
+        chosen['categories'] = pairs.categories
         if config.condition == 'text':
             chosen['text_width'] = text_reader(config.text_model, backbone).D
         net = conditional_vit(backbone, config.seed, **chosen)

@@ -553,25 +553,38 @@ class _TimedGallery:
         return self.array[which]
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #0d19e435
+def _timed_pass(q, array, targets, chunk: int, **given) -> tuple:  # result, seconds, and gallery with its own
+    "A ranking, its seconds without those of the plain products between its chunks, and the gallery that timed these."
+    timed = _TimedGallery(array, q, chunk, every=max(2, len(array) // chunk // 30))
+    start = time.perf_counter()
+    result = rank_gallery(q, timed, targets, **given)
+    return result, time.perf_counter() - start - sum(timed.seconds), timed
+
+
 def _ranking_race(
-    queries: int, images: int, dim: int, k: int, threads: int, dtype: str, device: str, seed: int
+    queries: int, images: int, dim: int, k: int, steps: list, threads: int, dtype: str, device: str, seed: int
 ) -> list:
-    "The plain product and the streamed ranking, in this process: rows of `ranking_rates`."
+    "The plain product and the streamed rankings, in this process: rows of `ranking_rates`."
     torch.set_num_threads(threads)
     q = torch.randn(queries, dim, generator=torch.Generator().manual_seed(seed)).to(device)
-    targets = np.random.default_rng(seed).integers(0, images, queries)
+    targets, given = np.arange(queries) % images, dict(k=k, device=device)
     chunk = _block_shape(queries, images, dim, torch.device(device))[1]
+    growing = {n: np.arange(images) < queries + n for n in [*steps, images - queries]}  # products, then distractors
     with tempfile.TemporaryDirectory(prefix='cis-ranking-') as folder:
         array = _random_gallery(Path(folder) / 'gallery', images, dim, dtype, seed)
-        rank_gallery(q, array[:chunk], targets % chunk, k=k, device=device)  # warms up
-        timed = _TimedGallery(array, q, chunk, every=max(2, images // chunk // 30))
-        start = time.perf_counter()
-        result = rank_gallery(q, timed, targets, k=k, device=device)
-        seconds = time.perf_counter() - start - sum(timed.seconds)
-    assert (result.ranks > 0).all() and (result.top[:, : min(k, images)] >= 0).all()
-    products = len(timed.seconds)
-    plain = dict(way='plain matrix product', images=products * len(timed.x), seconds=sum(timed.seconds))
-    return [plain, dict(way='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes())]
+        rank_gallery(q, array[:chunk], targets % chunk, **given)  # warms up
+        alone, seconds, timed = _timed_pass(q, array, targets, chunk, **given)
+        rows = [dict(way='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes())]
+        both = [timed]
+        if steps:
+            curve, seconds, timed = _timed_pass(q, array, targets, chunk, subsets=growing, **given)
+            assert (curve[images - queries].ranks == alone.ranks).all(), 'the largest gallery is the whole one'
+            way = f'{len(growing)} growing galleries'
+            rows.append(dict(way=way, images=images, seconds=seconds, peak_bytes=peak_memory_bytes()))
+            both.append(timed)
+    assert (alone.ranks > 0).all() and (alone.top[:, : min(k, images)] >= 0).all()
+    plain = dict(way='plain matrix product', images=sum(len(t.seconds) * len(t.x) for t in both))
+    return [plain | dict(seconds=sum(sum(t.seconds) for t in both)), *rows]
 
 
 def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed: int) -> list:
@@ -607,16 +620,22 @@ def ranking_rates(
     images: int = 2_000_014,  # of the gallery, random features on disk
     dim: int = 512,
     k: int = 50,  # candidates kept of each ranking
+    steps: list = (),  # distractors of galleries that grow: a second pass ranks all of them and the whole gallery
     faiss_images: int = 200_000,  # of FAISS' gallery, in memory
     threads: int = 2,
     dtype: str = 'float16',  # of the gallery on disk
     device: str = 'cpu',
     seed: int = 0,
 ) -> pd.DataFrame:
-    """A plain matrix product, the ranking in chunks and FAISS' flat index: columns way, images, seconds,
-    peak_bytes, gflops (billions of additions and multiplications per second) and share of the plain product."""
+    """A plain matrix product, the ranking in chunks, the same with growing galleries and FAISS' flat index: columns
+    way, images, seconds, peak_bytes, gflops (billions of additions and multiplications per second) and share of the
+    plain product. The targets are the first `queries` images. ValueError for a step beyond the other images."""
+    if wrong := [n for n in steps if not 0 <= n < images - queries]:
+        raise ValueError(
+            f'steps: {wrong[0]} distractors; allowed: from 0 to {images - queries - 1}, of {images} images'
+        )
     common = dict(queries=queries, dim=dim, k=k, threads=threads, seed=seed)
-    rows = _race_alone('_ranking_race', **common, images=images, dtype=dtype, device=device)
+    rows = _race_alone('_ranking_race', **common, images=images, steps=list(steps), dtype=dtype, device=device)
     rows += _race_alone('_faiss_race', **common, images=faiss_images)
     rates = pd.DataFrame(rows)
     rates['gflops'] = 2e-9 * queries * dim * rates.images / rates.seconds

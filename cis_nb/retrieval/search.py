@@ -490,12 +490,18 @@ def search_plan(
         ('disk of a machine; rate of reading', f'{disk / 1e9:,.0f} GB; {read_rate / 1e9:.1f} GB/s', 'assumed'),
         ('machines', f'{machines}', 'extrapolated'),
         ('codes compared per query and machine', f'{scanned:,.0f}', f'extrapolated, nprobe {effort}'),
-        ('time of a query: comparing', f'{1000 * compared:.2g} ms', f'extrapolated from {size:,} vectors'),
+        (
+            'time of a query: comparing',
+            f'{1000 * compared:.2g} ms',
+            f'extrapolated from {1000 / ours.single_per_s:.2g} ms at {size:,} vectors',
+        ),
         ('time of a query: reading, nothing cached', f'{1000 * read:.2g} ms', 'extrapolated, without seeks'),
     ]
     for way in ('ivfpq', 'ivfpq, re-ranked'):
-        recall = 100 * extrapolated_recall(ways[way].vectors, ways[way].recall_10, n)
-        lines.append((f'recall@10, {way}', f'{recall:.0f} %', f'extrapolated to {n:,} vectors'))
+        found = ways[way]
+        recall = 100 * extrapolated_recall(found.vectors, found.recall_10, n)
+        seen = ', '.join(f'{100 * r:.0f} % at {v:,}' for v, r in zip(found.vectors, found.recall_10))
+        lines.append((f'recall@10, {way}', f'{recall:.0f} %', f'extrapolated to {n:,} vectors from {seen}'))
     return pd.DataFrame(lines, columns=['quantity', 'value', 'source'])
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #0c135ac9

@@ -148,8 +148,20 @@ def refused(tmp_path, change, match, read=read_lrvsf):
 
 def test_a_product_without_a_simple_image_is_refused(tmp_path):
     refused(
-        tmp_path, lambda h: h.simple.pop(2), r"products_complex_metadata.*product '102' has no simple image \(1 such"
+        tmp_path,
+        lambda h: h.simple.pop(2),
+        r"products_complex_metadata.*product '102' has no simple image \(1 such.*: leave its rows out",
     )
+
+
+@pytest.mark.parametrize('column', ['SIMPLE_IMG', 'COMPLEX_IMG'])
+def test_a_product_of_the_later_pack_without_an_image_is_refused(tmp_path, column):
+    h = Hand()
+    about = [dict(CATEGORY=s['CATEGORY'], blip2_caption1='x', SIMPLE_IMG=b'1', COMPLEX_IMG=b'2') for s in h.simple]
+    about[3][column] = None
+    pd.DataFrame(about).to_parquet(tmp_path / 'products.parquet')
+    with pytest.raises(ValueError, match=f'products.parquet: 1 rows have no {column}; .*: leave these rows out'):
+        read_lrvsf(tmp_path)
 
 
 def test_a_product_without_a_complex_image_is_refused(tmp_path):
@@ -177,7 +189,8 @@ def test_duplicate_product_ids_are_refused(tmp_path, table, kind):
         rows = getattr(h, table)
         rows.append(dict(rows[1], URL='again'))
 
-    refused(tmp_path, change, f"product '101' has two {kind} images")
+    match = f"products_simple_metadata.parquet, test split: PRODUCT_ID '101' has two {kind} images.*an id of its own"
+    refused(tmp_path, change, match)
 
 
 def test_a_product_of_two_splits_is_refused(tmp_path):

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 from cis_nb.core.experiment_files import experiments
-from cis_nb.experiments.throughput import Measurement, captions_and_parser, end_to_end_rates
+from cis_nb.experiments.throughput import (
+    Measurement,
+    captions_and_parser,
+    condvit_rates,
+    condvit_table,
+    end_to_end_rates,
+)
 
 pytestmark = pytest.mark.usefixtures('store')
 
@@ -41,3 +47,13 @@ def test_without_data_captions_are_those_of_the_world(monkeypatch):
 def test_the_profile_bench_has_the_goals_own_size():
     p = experiments('bench')['08_scaling/throughput'].params
     assert (p['mined_captions'], p['mined_triplets'], p['combiner_batch']) == (3_000_000, 1_600_000, 256)
+    distractors = p['ranking_images'] - p['ranking_queries']
+    assert (p['ranking_queries'], distractors, p['ranking_dim']) == (2000, 2_000_014, 512)
+    assert p['ranking_steps'] == [0, 10_000, 100_000, 500_000, 1_000_000] and p['condvit_backbone'] == 'vit_b16'
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
+def test_a_gpu_embeds_in_bfloat16():
+    rates = condvit_rates('tiny_xs', 32, 2, 'cuda')
+    assert set(rates.precision) == {'bfloat16'} and (rates.share > 0).all()
+    assert condvit_table([rates]).device.tolist() == ['cuda', 'cuda']
