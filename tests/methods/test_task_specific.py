@@ -321,6 +321,18 @@ def small_owlv2(folder, names):
     return model
 
 
+def owlv2_boxes(model, folder, pixels, texts, side):
+    "The best box of each text by the forward pass of the package, for an image padded to a square of `side` pixels."
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(folder)
+    read = words(texts, padding='max_length', max_length=8, return_tensors='pt')
+    with torch.no_grad():
+        out = model(pixel_values=pixels[None], input_ids=read['input_ids'], attention_mask=read['attention_mask'])
+    x, y, w, h = (side * out.pred_boxes[0, out.logits[0].argmax(0)]).numpy().T
+    return np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], 1)
+
+
 def test_owlv2_is_refused_without_its_files(tmp_path):
     with pytest.raises(
         FileNotFoundError,
@@ -370,6 +382,10 @@ def test_owlv2_from_a_folder_gives_the_confidences_of_the_package(tmp_path, monk
         )
     assert conf.shape == (5, 3) and torch.allclose(conf, own, atol=1e-5)
     assert (conf.std(0) > 1e-4).all() and (conf.std(1) > 1e-4).all()  # they depend on the picture and on the name
+    found = d.locate(pictures[1], ['cat', 'sky'])
+    assert found.shape == (2, 4) and (found >= 0).all() and (found <= [70, 30, 70, 30]).all()
+    own = owlv2_boxes(model, tmp_path, d.preprocess(pictures[1]), ['cat', 'sky'], 70)
+    assert np.allclose(found, own.clip(0, [70, 30, 70, 30]), atol=1e-3)
     again = sp.OpenDetector(tmp_path, names, device='cpu')
     assert (
         again.fingerprint == d.fingerprint
