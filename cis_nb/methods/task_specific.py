@@ -304,7 +304,7 @@ def locate(self: WindowDetector, image, texts) -> np.ndarray:  # (n,4) left, top
     side = 2 * self.backbone.image_size
     parts = cut_windows(self.preprocess(image)[None], self.backbone.image_size, self.windows)[0]
     cosine = l2_normalize(self.read(texts)) @ l2_normalize(self.backbone.encode_image(parts)).cpu().T
-    best = cosine.masked_fill(self.share == 1, -1).argmax(1)
+    best = cosine.masked_fill(self.share == 1, -1).argmax(1).numpy()
     boxes = []
     for share, n in self.windows.items():
         w, at = window_corners(side, share, n)
