@@ -175,7 +175,9 @@ def before_step(self: ProductCombinerTraining, step: int, optimizer):
 
 
 @patch
-def learning_rate(self: ProductCombinerTraining, step: int, steps: int, peak: float, warmup: int, schedule: str) -> float:
+def learning_rate(
+    self: ProductCombinerTraining, step: int, steps: int, peak: float, warmup: int, schedule: str
+) -> float:
     "Warm-up and schedule of each stage by itself."
     first = self.tune_steps
     if step < first:

@@ -155,7 +155,9 @@ class CropPlugin(Plugin):
 
     def __init__(self, name: str, color: str, vit_color: str):
         self.name, self.title, self.color = name, CROP_TITLES[name], color
-        self.variants = {f'vit_products_{name}': Style(f'ViT, fine-tuned on products + {self.title.lower()}', vit_color)}
+        self.variants = {
+            f'vit_products_{name}': Style(f'ViT, fine-tuned on products + {self.title.lower()}', vit_color)
+        }
 
     def untrained(self, backbone, seed: int = 0, detector='windows', device='auto') -> CroppedReference:
         return crop_method(self.name, baseline('image_only', backbone), detector, backbone, device)

@@ -296,20 +296,18 @@ class WindowDetector(_Windows):
         small, large = self.share < self.share.max(), self.share > self.share.min()
         return torch.where(self.is_stuff, P[:, large].mean(1), P[:, small].amax(1)) ** self.power
 
-# %% ../../nbs/04b_methods/01_task_specific.ipynb #765b7dcb
-@patch
-@torch.no_grad()
-def locate(self: WindowDetector, image, texts) -> np.ndarray:  # (n,4) left, top, right, bottom, in pixels of the image
-    "For each of n texts the window, a part of the image, with the highest cosine."
-    side = 2 * self.backbone.image_size
-    parts = cut_windows(self.preprocess(image)[None], self.backbone.image_size, self.windows)[0]
-    cosine = l2_normalize(self.read(texts)) @ l2_normalize(self.backbone.encode_image(parts)).cpu().T
-    best = cosine.masked_fill(self.share == 1, -1).argmax(1).numpy()
-    boxes = []
-    for share, n in self.windows.items():
-        w, at = window_corners(side, share, n)
-        boxes += [(x, y, x + w, y + w) for x, y in at]
-    return np.array(boxes)[best] / side * [*image.size, *image.size]
+    @torch.no_grad()
+    def locate(self, image, texts) -> np.ndarray:  # (n,4) left, top, right, bottom, in pixels of the image
+        "For each of n texts the window, a part of the image, with the highest cosine."
+        side = 2 * self.backbone.image_size
+        parts = cut_windows(self.preprocess(image)[None], self.backbone.image_size, self.windows)[0]
+        cosine = l2_normalize(self.read(texts)) @ l2_normalize(self.backbone.encode_image(parts)).cpu().T
+        best = cosine.masked_fill(self.share == 1, -1).argmax(1).numpy()
+        boxes = []
+        for share, n in self.windows.items():
+            w, at = window_corners(side, share, n)
+            boxes += [(x, y, x + w, y + w) for x, y in at]
+        return np.array(boxes)[best] / side * [*image.size, *image.size]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #579111c6
 def best_threshold(
