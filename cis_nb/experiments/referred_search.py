@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FILTERED', 'SUM_WEIGHTS', 'growing_rankings', 'ReferredRun', 'rank_referred', 'run_referred', 'TunedSum', 'tuned_sum',
-           'recall_at_1', 'prompted_entries', 'cropped_entries', 'referred_rivals', 'step_table', 'base_name',
+           'recall_at_1', 'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'step_table', 'base_name',
            'distractor_figure', 'leads', 'category_table', 'visible_areas', 'area_figure', 'condition_rows',
            'query_targets', 'paper_table', 'referred_evidence']
 
@@ -168,11 +168,11 @@ def recall_at_1(method, task) -> float:
     return evaluate(method, task, (1,))[1].value.iloc[0]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #95308a49
-def prompted_entries(prompts: dict, seeds: list, backbone, device: str = 'auto') -> list:  # of Entry
-    "Trainings of pseudo-words, {training: prompt}, with these prompts; ValueError for a training without a prompt."
+def entries_with_prompts(prompts: dict, seeds: list, device: str = 'auto') -> list:  # of Entry
+    "Trainings of pseudo-words, {training: prompt}, over their own backbones; ValueError for one without a prompt."
     entries = []
     for training, prompt in prompts.items():
-        for e in trained_entries([training], seeds, backbone, device):
+        for e in trained_entries([training], seeds, None, device):
             if not isinstance(e.method, api.Prompted):
                 raise ValueError(f'prompts: {training!r} is a {e.title}, which has no prompt; name it in trainings')
             entries.append(replace(e, method=e.method.with_prompt(prompt), title=f'{e.title}, “{prompt}”'))
@@ -201,7 +201,7 @@ def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
     def others(backbone, benchmark) -> list:
         products, conditions = p['val_products'], list(benchmark.tasks)
         sums = [Entry(tuned_sum(backbone, p['data'], products, conditions))] if products else []
-        prompted = prompted_entries(p['prompts'], p['seeds'], backbone, p['device'])
+        prompted = entries_with_prompts(p['prompts'], p['seeds'], p['device'])
         return [*sums, *prompted, *cropped_entries(p, backbone)]
 
     return others

@@ -13,9 +13,9 @@ from cis_nb.experiments.referred_search import (
     ReferredRun,
     TunedSum,
     cropped_entries,
+    entries_with_prompts,
     leads,
     paper_table,
-    prompted_entries,
     rank_referred,
     referred_evidence,
 )
@@ -88,7 +88,7 @@ def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model)
 @pytest.mark.e2e
 def test_trainings_answer_with_a_prompt_and_see_crops(model, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
-    (e,) = prompted_entries({'lincir': '$ , {condition}'}, [0], model, 'cpu')
+    (e,) = entries_with_prompts({'lincir': '$ , {condition}'}, [0], 'cpu')
     assert (e.method.prompt, e.title) == ('$ , {condition}', 'LinCIR, “$ , {condition}”')
     given = dict(cropped=['vit_products'], seeds=[0, 1], detector='windows', device='cpu')
     crops = cropped_entries(given, model)

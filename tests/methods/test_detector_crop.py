@@ -106,7 +106,7 @@ def test_crops_are_methods_by_name_and_say_which_is_an_upper_bound():
     true = api.get('method', 'true_box_crop').untrained(backbone)
     assert isinstance(true, MethodByTask) and 'upper bound' in true.title
     task = api.get('benchmark', 'lrvsf').load('world', 2, distractors=1).tasks['category']
-    assert true.for_task(task) is true
+    assert true.for_task(task).method is true.method
     photographs = replace(task, queries=task.queries.assign(reference='1.jpg'))
     with pytest.raises(Unsolved, match='2 references are no drawn images .*use detector_crop'):
         true.for_task(photographs)
