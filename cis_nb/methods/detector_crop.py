@@ -126,8 +126,11 @@ class CropMethod(_Crops):
     "Crops of the references as one method: `for_task` gives that of a task."
 
     def for_task(self, task) -> CroppedReference:
-        "The method for a task; Unsolved for true boxes of photographs, or if the encoder cannot solve the task."
-        odd = [r for r in task.queries.reference if r is None or not is_drawn(r)]
+        """The method for a task; Unsolved for queries without a reference, for true boxes of photographs, and for what
+        the encoder cannot solve."""
+        if none := sum(r is None for r in task.queries.reference):
+            raise Unsolved(f'{task.name}/{task.task}: {none} queries have no reference image to be cropped')
+        odd = [r for r in task.queries.reference if not is_drawn(r)]
         if odd and self.detector is None:
             raise Unsolved(
                 f'{task.name}/{task.task}: {len(odd)} references are no drawn images (the first: {odd[0]!r}), so their '
