@@ -502,6 +502,9 @@ REGISTRY = {
         'pic2word': 'cis_nb.methods.pic2word:Pic2WordPlugin',
         'searle': 'cis_nb.methods.searle:SearlePlugin',
         'condvit': 'cis_nb.methods.condvit:CondViTPlugin',
+        'detector_crop': 'cis_nb.methods.detector_crop:DETECTOR_CROP',
+        'true_box_crop': 'cis_nb.methods.detector_crop:TRUE_BOX_CROP',
+        'combiner_products': 'cis_nb.methods.combiner_products:ProductCombinerPlugin',
     },
     'benchmark': {
         'genecis': 'cis_nb.benchmarks.genecis_construction:GeneCISPlugin',

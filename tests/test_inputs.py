@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from projects import ROOT
 from cis_nb import api
-from cis_nb.methods import combiner, condvit, lincir, pic2word, searle
+from cis_nb.methods import combiner, combiner_products, condvit, lincir, pic2word, searle
 from cis_nb.retrieval.protocol import Protocol, Task
 
 TABLE = dict(query_id=['q'], reference=['a'], condition=['is red'], targets=[['b']])
@@ -48,6 +48,7 @@ PLUGINS = dict(
     pic2word=(lambda _: pic2word, 'Pic2WordPlugin', {}),
     searle=(lambda _: searle, 'SearlePlugin', {}),
     condvit=(lambda _: condvit, 'CondViTPlugin', {}),
+    combiner_products=(lambda _: combiner_products, 'ProductCombinerPlugin', {}),
     learned_sum=(learned_sum, 'LearnedSumPlugin', {}),
     your_own_method=(your_own_method, 'SumPlugin', {}),
 )

@@ -350,8 +350,8 @@ class CombinerTraining(CombinerLoss, RetrievalValidation):
             self.backbone.load_state_dict(saved.state_dict())
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #599c5c4e
-def save_combiner(folder, net: Combiner, backbone, tune: str = 'none', pretrained: str = 'default') -> Path:
-    "Write a Combiner, what it was trained on, and the backbone if it was tuned."
+def save_combiner(folder, net: Combiner, backbone, tune: str = 'none', pretrained: str = 'default', **more) -> Path:
+    "Write a Combiner, what it was trained on (and `more`), and the backbone if it was tuned."
     if tune != 'none':
         backbone = load_backbone(
             backbone.name,
@@ -368,6 +368,7 @@ def save_combiner(folder, net: Combiner, backbone, tune: str = 'none', pretraine
             backbone=backbone.name,
             pretrained=pretrained,
             fingerprint=backbone.fingerprint,
+            **more,
         ),
     )
 

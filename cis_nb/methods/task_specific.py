@@ -20,6 +20,7 @@ import numpy as np
 import open_clip
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from PIL import Image
 from ..api import Plugin, Style, Unsolved
 from ..benchmarks.genecis_construction import VAW, Rules, condition_name, panoptic_file, read_panoptic, read_vaw
@@ -269,6 +270,7 @@ class _Windows(Detector):
             of = [name_vectors(backbone, names, p) for p in (OF_THINGS, OF_STUFF)]
         self.vectors = torch.where(self.is_stuff[:, None], of[1], of[0])
         self.share = torch.tensor([s for s, n in windows.items() for _ in range(n * n)])
+        self.read = TextMemory(backbone)
 
     def preprocess(self, image) -> torch.Tensor:  # (3,S,S), twice the backbone's input
         side = 2 * self.backbone.image_size
@@ -293,6 +295,19 @@ class WindowDetector(_Windows):
         P = torch.cat([self.per_window(p) for p in pixels.split(batch)])
         small, large = self.share < self.share.max(), self.share > self.share.min()
         return torch.where(self.is_stuff, P[:, large].mean(1), P[:, small].amax(1)) ** self.power
+
+    @torch.no_grad()
+    def locate(self, image, texts) -> np.ndarray:  # (n,4) left, top, right, bottom, in pixels of the image
+        "For each of n texts the window, a part of the image, with the highest cosine."
+        side = 2 * self.backbone.image_size
+        parts = cut_windows(self.preprocess(image)[None], self.backbone.image_size, self.windows)[0]
+        cosine = l2_normalize(self.read(texts)) @ l2_normalize(self.backbone.encode_image(parts)).cpu().T
+        best = cosine.masked_fill(self.share == 1, -1).argmax(1).numpy()
+        boxes = []
+        for share, n in self.windows.items():
+            w, at = window_corners(side, share, n)
+            boxes += [(x, y, x + w, y + w) for x, y in at]
+        return np.array(boxes)[best] / side * [*image.size, *image.size]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #579111c6
 def best_threshold(
@@ -396,14 +411,14 @@ class OpenDetector(Detector):
         self.processor = processor.from_pretrained(folder, local_files_only=True)
         model = detector.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         self.model = model.eval().to(pick_device(device))
-        texts = [prompt.format(n) for n in names]
-        self.vectors = self._read(tokenizer.from_pretrained(folder, local_files_only=True), texts)
+        self.tokenizer = tokenizer.from_pretrained(folder, local_files_only=True)
+        self.vectors = self._read([prompt.format(n) for n in names])
 
     @torch.no_grad()
-    def _read(self, tokenizer, texts) -> torch.Tensor:  # (C,D)
-        "Text features of the prompts."
+    def _read(self, texts) -> torch.Tensor:  # (C,D)
+        "Text features of sentences."
         length = self.model.config.text_config.max_position_embeddings
-        ids = tokenizer(texts, padding='max_length', truncation=True, max_length=length, return_tensors='pt')
+        ids = self.tokenizer(texts, padding='max_length', truncation=True, max_length=length, return_tensors='pt')
         return self.model.owlv2.text_projection(self.model.owlv2.text_model(**ids.to(self.model.device))[1])
 
     def preprocess(self, image) -> torch.Tensor:
@@ -417,6 +432,18 @@ class OpenDetector(Detector):
     def encode_image(self, pixels, batch=4) -> torch.Tensor:  # (B,3,H,W) -> (B,C)
         "The confidence of each name's best box."
         return torch.cat([self._logits(p).sigmoid().amax(1).float().cpu() for p in pixels.split(batch)])
+
+# %% ../../nbs/04b_methods/01_task_specific.ipynb #d16b9e3e
+@patch
+@torch.no_grad()
+def locate(self: OpenDetector, image, texts) -> np.ndarray:  # (n,4) left, top, right, bottom, in pixels of the image
+    "For each of n texts, as it is, the box that fits it best."
+    grid = self.model.image_embedder(self.preprocess(image)[None].to(self.model.device))[0]
+    places = grid.flatten(1, 2)
+    best = self.model.class_predictor(places, self._read(list(texts))[None])[0][0].argmax(0)
+    x, y, w, h = self.model.box_predictor(places, grid)[0][best].float().cpu().numpy().T * max(image.size)
+    box = np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], 1)
+    return box.clip(0, [*image.size, *image.size])
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #6fd0539e
 @dataclass

@@ -13,6 +13,7 @@ __all__ = ['SPLIT_EIGHTHS', 'SplitProduct', 'DRAWN', 'LRVSF_SIDE', 'DrawnAddress
 # %% ../../nbs/01_world/12_lrvsf.ipynb #49e5f5b4
 import io
 import json
+import math
 import re
 from collections import namedtuple
 from functools import lru_cache
@@ -106,14 +107,20 @@ def parse_address(url: str) -> DrawnAddress:
     return parts._replace(photo=int(parts.photo or 0), which=parts.which and int(parts.which))
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #409f318f
-def partial_image(products, which: int, size: int = LRVSF_SIDE, seed: int = 0) -> Image.Image:
-    "A square of the complex image around product number `which`, (size,size); all of it if nothing of it is visible."
-    image, boxes = complex_image(products, 2 * size, seed)
+def _partial_frame(boxes: list, which: int, size: int) -> tuple:  # left, top, side in an image of 2·size pixels
+    "The square around what is visible of product number `which`; the whole image if nothing of it is visible."
     if boxes[which] is None:
-        return image.resize((size, size), Image.Resampling.BICUBIC)
+        return 0, 0, 2 * size
     left, top, right, bottom = boxes[which]
     side = min(2 * size, max(size, 3 * max(right - left, bottom - top) // 2))
     x, y = (min(max(0, middle - side // 2), 2 * size - side) for middle in ((left + right) // 2, (top + bottom) // 2))
+    return x, y, side
+
+
+def partial_image(products, which: int, size: int = LRVSF_SIDE, seed: int = 0) -> Image.Image:
+    "A square of the complex image around product number `which`, (size,size); all of it if nothing of it is visible."
+    image, boxes = complex_image(products, 2 * size, seed)
+    x, y, side = _partial_frame(boxes, which, size)
     return image.crop((x, y, x + side, y + side)).resize((size, size), Image.Resampling.BICUBIC)
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #8c15d96f
@@ -170,11 +177,25 @@ def drawn_image(url: str, size: int = LRVSF_SIDE) -> Image.Image:
     return Image.open(io.BytesIO(drawn_jpeg(url, size))).convert('RGB')
 
 
+def _inside(box, x: int, y: int, scale: float, size: int) -> tuple | None:
+    "A box in a part of the image that begins at (x, y) and is scaled to `size` pixels; None if it is outside of it."
+    if box is None:
+        return None
+    low = [math.floor(max(0, (v - o) * scale)) for v, o in zip(box[:2], (x, y))]
+    high = [math.ceil(min(size, (v - o) * scale)) for v, o in zip(box[2:], (x, y))]
+    return (*low, *high) if low[0] < high[0] and low[1] < high[1] else None
+
+
 def visible_boxes_of(url: str, size: int = LRVSF_SIDE) -> dict:
-    "Product number -> box (left, top, right, bottom) of its visible part in a complex image, or None."
+    "Product number -> box (left, top, right, bottom) of its visible part in an image of a person, or None."
     a = parse_address(url)
+    worn = [Product(n) for n in a.numbers]
     with _drawing:
-        return dict(zip(a.numbers, complex_image([Product(n) for n in a.numbers], size, a.photo)[1]))
+        if a.kind != 'partial':
+            return dict(zip(a.numbers, complex_image(worn, size, a.photo)[1]))
+        boxes = complex_image(worn, 2 * size, a.photo)[1]
+    x, y, side = _partial_frame(boxes, a.which, size)
+    return dict(zip(a.numbers, (_inside(box, x, y, size / side, size) for box in boxes)))
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #c208e147
 GALLERY_SPLIT = dict(train='train', val='val_gallery', test='test_gallery')  # SPLIT of simple images

@@ -5,16 +5,21 @@ import pytest
 from cis_nb import api
 from cis_nb.api import Unsolved
 from cis_nb.backbones.conditional_vit import conditional_vit
+from cis_nb.backbones.features import TextMemory
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.referred_search import (
     FILTERED,
     ReferredRun,
+    TunedSum,
+    cropped_entries,
+    entries_with_prompts,
     leads,
     paper_table,
     rank_referred,
     referred_evidence,
 )
+from cis_nb.experiments.pseudo_words import TunedFusion
 from cis_nb.methods.condvit import CondViTMethod
 
 NAMES = {'condvit_category': 'CondViT (category)', 'vit_products' + FILTERED: 'ViT, filtered by category'}
@@ -65,6 +70,32 @@ def test_filtered_rankings_are_kept_apart_and_never_worse(world, model, tmp_path
     plain, filtered = (t[t.task == 'category'].set_index('query_id') for t in found[:2])
     assert set(filtered.method) == {entry.name + FILTERED} and (filtered['rank'] <= plain['rank']).all()
     assert (filtered.gallery_size < plain.gallery_size).all()
+
+
+def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model):
+    curves = dict(category={0.0: 5.0, 0.5: 9.0, 1.0: 9.0}, text={0.0: 1.0, 0.5: 2.0, 1.0: 3.0})
+    m = TunedSum(TunedFusion(curves, TextMemory(model)))
+    assert m.title == 'Image + Text, tuned (share of the text: category 0.5, text 1.0)'
+    ref, texts = np.ones((1, model.D), np.float32), ['a red hat']
+    by_text = m.for_task(world.tasks['text']).encode_query(ref, texts)
+    assert np.allclose(by_text, m.fusion.read(texts) / m.fusion.read(texts).norm(), atol=1e-6)
+    other = TunedSum(TunedFusion(dict(curves, text={0.0: 4.0}), m.fusion.read))
+    assert other.fingerprint != m.fingerprint
+    with pytest.raises(Unsolved, match='no weight was chosen; there are category'):
+        TunedSum(TunedFusion(dict(category={0.0: 1.0}), m.fusion.read)).for_task(world.tasks['text'])
+
+
+@pytest.mark.e2e
+def test_trainings_answer_with_a_prompt_and_see_crops(model, tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    (e,) = entries_with_prompts({'lincir': '$ , {condition}'}, [0], 'cpu')
+    assert (e.method.prompt, e.title) == ('$ , {condition}', 'LinCIR, “$ , {condition}”')
+    given = dict(cropped=['vit_products'], seeds=[0, 1], detector='windows', device='cpu')
+    crops = cropped_entries(given, model)
+    assert [(c.name, c.seed) for c in crops] == [
+        (f'vit_products_{crop}', seed) for seed in (0, 1) for crop in ('detector_crop', 'true_box_crop')
+    ]
+    assert len({c.method.fingerprint for c in crops}) == 4
 
 
 def test_evidence_says_by_how_much_condvit_leads():

@@ -321,6 +321,18 @@ def small_owlv2(folder, names):
     return model
 
 
+def owlv2_boxes(model, folder, pixels, texts, side):
+    "The best box of each text by the forward pass of the package, for an image padded to a square of `side` pixels."
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(folder)
+    read = words(texts, padding='max_length', max_length=8, return_tensors='pt')
+    with torch.no_grad():
+        out = model(pixel_values=pixels[None], input_ids=read['input_ids'], attention_mask=read['attention_mask'])
+    x, y, w, h = (side * out.pred_boxes[0, out.logits[0].argmax(0)]).numpy().T
+    return np.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], 1)
+
+
 def test_owlv2_is_refused_without_its_files(tmp_path):
     with pytest.raises(
         FileNotFoundError,
@@ -375,6 +387,18 @@ def test_owlv2_from_a_folder_gives_the_confidences_of_the_package(tmp_path, monk
         again.fingerprint == d.fingerprint
         and sp.OpenDetector(tmp_path, names, prompt='{}', device='cpu').fingerprint != d.fingerprint
     )
+
+
+def test_owlv2_finds_the_boxes_of_the_package(tmp_path, monkeypatch):
+    pytest.importorskip('transformers', reason='the package transformers is not installed')
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    model = small_owlv2(tmp_path, ['cat', 'sky'])
+    d = sp.OpenDetector(tmp_path, ['cat', 'sky'], device='cpu')
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 70, 3), dtype=np.uint8))
+    found = d.locate(wide, ['cat', 'sky'])
+    assert found.shape == (2, 4) and (found >= 0).all() and (found <= [70, 30, 70, 30]).all()
+    own = owlv2_boxes(model, tmp_path, d.preprocess(wide), ['cat', 'sky'], 70)
+    assert np.allclose(found, own.clip(0, [70, 30, 70, 30]), atol=1e-3)
 
 
 # --- end to end

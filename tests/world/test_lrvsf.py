@@ -27,6 +27,7 @@ from cis_nb.world.lrvsf import (
     split_products,
     thing_image,
     visible_boxes_of,
+    worn_address,
 )
 from cis_nb.world.wardrobe import PRODUCT_CATEGORIES, Product
 
@@ -105,6 +106,21 @@ def test_the_target_is_visible_in_the_reference():
             box = visible_boxes_of(row['URL'])[item.product.id]
             assert box is not None and (box[2] - box[0]) * (box[3] - box[1]) >= 20
         assert drawn_image(row['URL']).size == (LRVSF_SIDE, LRVSF_SIDE)
+
+
+def test_the_boxes_of_a_part_are_those_of_the_whole_image_seen_closer():
+    for item in split_products('test', 30, 4):
+        which = item.outfit.index(item.product)
+        boxes = visible_boxes_of(worn_address(item.outfit, 3, which), 64)
+        whole = visible_boxes_of(worn_address(item.outfit, 3), 128)
+        own, full = boxes[item.product.id], whole[item.product.id]
+        if full is None:
+            assert own is None
+            continue
+        assert 0 <= own[0] < own[2] <= 64 and 0 <= own[1] < own[3] <= 64
+        width, height = full[2] - full[0], full[3] - full[1]
+        scale = 64 / min(128, max(64, 3 * max(width, height) // 2))
+        assert 0 <= own[2] - own[0] - scale * width < 2 and 0 <= own[3] - own[1] - scale * height < 2
 
 
 @pytest.mark.parametrize(
