@@ -506,7 +506,7 @@ REGISTRY = {
     },
     'backbone': {
         name: 'cis_nb.backbones.loading:PLUGINS'
-        for name in 'tiny_xs tiny_s tiny rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip'.split()
+        for name in 'tiny_xs tiny_s tiny tiny_products rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip'.split()
     },
 }
 _in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given

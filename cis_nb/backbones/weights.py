@@ -151,6 +151,7 @@ BACKBONES = dict(
     tiny_xs=Weights('cis-tiny-xs', 'shipped', '', 0.004, 160, 32, 64, 'gelu', 'Apache-2.0'),
     tiny_s=Weights('cis-tiny-s', 'shipped', '', 0.008, 160, 64, 64, 'gelu', 'Apache-2.0'),
     tiny=Weights('cis-tiny', 'shipped', '', 0.02, 160, 128, 64, 'gelu', 'Apache-2.0'),
+    tiny_products=Weights('cis-tiny-xs', 'shipped', '', 0.004, 160, 32, 64, 'gelu', 'Apache-2.0'),
     rn50x4=Weights('RN50x4-quickgelu', 'openai', 'timm/resnet50x4_clip.openai', 0.71, 640, 640, 288, 'quick_gelu'),
     vit_b32=Weights(
         'ViT-B-32-quickgelu', 'openai', 'timm/vit_base_patch32_clip_224.openai', 0.61, 512, 512, 224, 'quick_gelu'
