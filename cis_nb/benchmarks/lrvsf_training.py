@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['shard_samples', 'TrainingImages', 'lrvsf_training_images', 'lrvsf_training_pairs', 'lrvsf_held_out_pairs',
-           'product_pairs']
+           'product_pairs', 'ProductCaptions']
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #01332371
 import json
@@ -16,6 +16,7 @@ from tarfile import TarError
 
 import numpy as np
 import pandas as pd
+import torch
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
@@ -55,7 +56,8 @@ def shard_samples(path):
             raise ValueError(f'{path}: tar cut short or damaged ({type(e).__name__}); get the file again') from None
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #be664d0a
-_SHARD_COLUMNS = ['product', 'image', 'type', 'category', 'caption1', 'caption2']
+_SHARD_COLUMNS = ['product', 'image', 'type', 'category', 'caption1', 'caption2', 'text']
+_SHARD_FIELDS = {**METADATA_NAMES, 'ENG_TEXT': 'text'}
 
 
 def _shard_rows(sample: dict, path) -> list:
@@ -70,7 +72,7 @@ def _shard_rows(sample: dict, path) -> list:
                 raise ValueError(
                     f'{path}, product {product!r}, image {i}: {name} is {m.get(name)!r}; allowed: {", ".join(allowed)}'
                 )
-        row = dict(product=product, **{new: m.get(old) for old, new in METADATA_NAMES.items() if old != 'PRODUCT_ID'})
+        row = dict(product=product, **{new: m.get(old) for old, new in _SHARD_FIELDS.items() if old != 'PRODUCT_ID'})
         rows.append((row, sample.get(f'{i}.jpg')))
     if 'SIMPLE' not in {r['type'] for r, _ in rows}:
         raise ValueError(
@@ -118,7 +120,7 @@ def _pack_shards(folder: Path, paths: list, size: int):
 class TrainingImages:
     "The images of the products of a split as squares; row `i` of `squares` is row `i` of `table`."
 
-    table: pd.DataFrame  # product, image, type, category, caption1, caption2
+    table: pd.DataFrame  # product, image, type, category, caption1, caption2, text
     squares: np.ndarray  # (N,3,size,size) uint8, mapped from disk
     skipped: Skipped
     folder: Path
@@ -200,3 +202,47 @@ def product_pairs(data: str, split: str, n: int, size: int, seed: int = 0, distr
         return lrvsf_training_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, train=n), n, size)
     val = max(n, math.ceil(distractors / VAL_DISTRACTORS))
     return lrvsf_held_out_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, val=val), n, distractors)
+
+# %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #9724f262
+def _texts(row) -> list:
+    "The captions of a simple image, the text of a complex one."
+    if row.type == 'SIMPLE':
+        return _captions(row)
+    return [row.text] if isinstance(row.text, str) and row.text else []
+
+
+class ProductCaptions:
+    "Images of `n` products of LRVS-F with their captions or texts: pairs for a contrastive training."
+
+    group, in_order = 1, False  # no twins; shuffled in each epoch
+
+    def __init__(self, data: str, split: str, n: int, image_size: int, seed: int = 0):  # `data` as in `dataset_root`
+        root = dataset_root('lrvsf', data, 1, seed, distractors=1, **{one_of('split', split, ('train', 'val')): n})
+        self.images = lrvsf_training_images(root, split, image_size)
+        self.key = fingerprint([self.images.folder.name, n])
+        pairs = []  # turn, row, text: every image once, then those with another caption once more
+        for product in self.images.products[:n]:
+            for row in (r for some in self.images.rows[product] for r in some):
+                pairs += [(turn, row, text) for turn, text in enumerate(_texts(self.images.table.loc[row]))]
+        if not pairs:
+            raise ValueError(f'{root}, split {split}: no image of {n} products has a text; columns blip2_caption1, …2, ENG_TEXT')
+        self.turn, self.row, self.texts = zip(*sorted(pairs))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def batch(self, indices) -> tuple:
+        "Squares (B,3,H,W) uint8 and captions (B) of some pairs."
+        rows = [self.row[i] for i in indices]
+        return torch.from_numpy(self.images.squares[rows]), [self.texts[i] for i in indices]
+
+    @property
+    def inputs(self) -> tuple:
+        "Fingerprints of what the pairs are made of."
+        return (self.key,)
+
+    def validation(self, n: int) -> dict:
+        "What a backbone is measured by: the first `n` simple images with their first captions."
+        simple = (self.images.table.type == 'SIMPLE').tolist()
+        first = [i for i, (turn, row) in enumerate(zip(self.turn, self.row)) if turn == 0 and simple[row]]
+        return dict(pairs=self.batch(first[:n]))

@@ -13,6 +13,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from pydantic import Field
 
 from ..api import Plugin, TrainableBackbone, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
+from ..benchmarks.lrvsf_training import ProductCaptions
 from ..core.plotting import page, show_grid
 from ..data.augmentation import random_shift_brightness
 from ..data.datasets import image_text_pairs
@@ -255,7 +257,12 @@ class Contrastive(BaseObjective):
 class ContrastiveConfig(TrainingConfig):
     "The parameters of a contrastive training."
 
-    samples: int = Field(20_000, ge=1, description="training pairs; of the world's stream, twins begin after a tenth")
+    content: Literal['images', 'products'] = Field(
+        'images', description='images: each with captions; products: those of LRVS-F with the captions of products'
+    )
+    samples: int = Field(
+        20_000, ge=1, description="products; or pairs of the world's stream, in which twins begin after a tenth"
+    )
     val_samples: int = Field(40, ge=1, description='held-out pairs')
 
 
@@ -273,12 +280,18 @@ class ContrastivePlugin(Plugin):
         return TrainableBackbone
 
     def inputs(self, backbone, config) -> list:
+        if config.content == 'products':
+            return list(ProductCaptions(config.data, 'train', config.samples, backbone.image_size, config.seed).inputs)
         return list(image_text_pairs(config.data, 'train', 0, 0, backbone.image_size).inputs)
 
     def objective(self, backbone, config) -> Contrastive:
-        data = image_text_pairs(config.data, 'train', config.samples, config.seed, backbone.image_size)
-        held_out = validation_data(config.data, config.val_samples, backbone.image_size)
-        return Contrastive(backbone, data, held_out, config.data)
+        size = backbone.image_size
+        if config.content == 'products':
+            data = ProductCaptions(config.data, 'train', config.samples, size, config.seed)
+            held_out = ProductCaptions(config.data, 'val', config.val_samples, size)
+            return Contrastive(backbone, data, held_out.validation(config.val_samples), f'{config.data}-products')
+        data = image_text_pairs(config.data, 'train', config.samples, config.seed, size)
+        return Contrastive(backbone, data, validation_data(config.data, config.val_samples, size), config.data)
 
     def load(self, run, device='auto', backbone=None):
         "The sum of image and text over the backbone that was trained."

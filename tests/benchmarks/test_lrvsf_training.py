@@ -10,7 +10,7 @@ from PIL import Image
 from cis_nb.benchmarks.lrvsf import (
     tar_images,
 )
-from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images, product_pairs, shard_samples
+from cis_nb.benchmarks.lrvsf_training import ProductCaptions, lrvsf_training_images, product_pairs, shard_samples
 from cis_nb.data.products import LRVSF_CATEGORIES, resized_white_square, white_squares
 
 
@@ -99,3 +99,26 @@ def test_pairs_of_shards_take_the_first_products(tmp_path, store):
     few, more = (product_pairs(str(tmp_path), 'train', n, 12) for n in (2, 20))
     assert few.products == ['100', '101'] and len(more) == 6 and few.key != more.key
     assert few.pair(1) == more.pair(1) and few.simple.captions[0] == ['caption 0', 'other 0']
+
+
+def test_images_are_paired_with_their_captions_or_text(tmp_path, store):
+    h = Hand(split='train')
+    h.complex[0]['ENG_TEXT'] = 'a look with a bag'
+    h.tar(tmp_path / 'lrvsf/TRAIN/0.tar')
+    few, all_of_them = ProductCaptions(str(tmp_path), 'train', 2, 12), ProductCaptions(str(tmp_path), 'train', 9, 12)
+    assert few.key != all_of_them.key and len(few) < len(all_of_them)
+    t = all_of_them.images.table
+    texts = dict(zip(all_of_them.row, all_of_them.texts))
+    worn = t.index[t.type != 'SIMPLE']
+    assert [texts[row] for row in worn if row in texts] == ['a look with a bag']  # those without a text are left out
+    images, texts = all_of_them.validation(4)['pairs']
+    assert len(images) == len(texts) == 4 and texts == t[t.type == 'SIMPLE'].caption1.tolist()[:4]
+
+
+def test_products_without_captions_are_refused(tmp_path, store):
+    h = Hand(split='train')
+    for row in h.simple:
+        row['blip2_caption1'] = row['blip2_caption2'] = ''
+    h.tar(tmp_path / 'lrvsf/TRAIN/0.tar')
+    with pytest.raises(ValueError, match='split train: no image of 3 products has a text'):
+        ProductCaptions(str(tmp_path), 'train', 3, 12)

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cis_nb.methods.contrastive import auc, info_nce, probe_rows, retrieval, twin_hits, zero_shot
+from cis_nb.api import configure
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.methods.contrastive import (
+    ContrastiveConfig,
+    ContrastivePlugin,
+    auc,
+    info_nce,
+    probe_rows,
+    retrieval,
+    twin_hits,
+    zero_shot,
+)
 
 
 def unit(n, d=8, seed=0):
@@ -59,3 +70,14 @@ def test_results_name_the_gallery_that_was_ranked():
     rows, protocols = probe_rows({'image to caption': np.ones(7), 'presence': np.ones(3)}, 'a/folder')
     assert [p.gallery for p in protocols] == ['7 captions', 'the prompts of the probe']
     assert rows.metric.tolist() == ['recall', 'auc'] and rows.benchmark.tolist() == ['pairs/folder'] * 2
+
+
+def test_a_training_on_products_reads_their_images_and_is_named_by_them(store):
+    backbone, plugin = load_backbone('tiny_xs', 'none', device='cpu'), ContrastivePlugin()
+    given = dict(content='products', samples=6, val_samples=4)
+    inputs = [plugin.inputs(backbone, configure(ContrastiveConfig, given | dict(samples=n))) for n in (6, 7)]
+    assert inputs[0] != inputs[1]
+    o = plugin.objective(backbone, configure(ContrastiveConfig, given))
+    assert torch.isfinite(o.loss(o.prepare(range(5), np.random.default_rng(0))))
+    assert set(o.validate()) == {'mean', 'image to caption', 'caption to image'}
+    assert set(o.evaluation(method='x').rows.benchmark) == {'pairs/world-products'}
