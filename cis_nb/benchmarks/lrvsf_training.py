@@ -225,7 +225,8 @@ class ProductCaptions:
             for row in (r for some in self.images.rows[product] for r in some):
                 pairs += [(turn, row, text) for turn, text in enumerate(_texts(self.images.table.loc[row]))]
         if not pairs:
-            raise ValueError(f'{root}, split {split}: no image of {n} products has a text; columns blip2_caption1, …2, ENG_TEXT')
+            columns = 'blip2_caption1, blip2_caption2, ENG_TEXT'
+            raise ValueError(f'{root}, split {split}: no image of {n} products has a text; needed: one of {columns}')
         self.turn, self.row, self.texts = zip(*sorted(pairs))
 
     def __len__(self) -> int:
