@@ -155,6 +155,14 @@ def test_an_experiment_page_asks_a_question_and_shows_its_finding(path):
     assert names.count('show_finding') == 1, 'the finding is shown once, by show_finding(...)'
 
 
+@pytest.mark.parametrize('path', EXPERIMENT_PAGES, ids=named)
+def test_an_experiment_page_does_not_say_what_one_profile_runs(path):
+    "Parameters decide what a page runs: other ones would make the sentence wrong."
+    profiles = '|'.join(p.name for p in (ROOT / 'params').iterdir() if p.is_dir())
+    found = [re.findall(rf'`(?:{profiles})`', c['source']) for c in read_notebook(path)['cells']]
+    assert sum(found, []) == [], 'say it by the parameters, computed'
+
+
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=named)
 def test_links_between_notebooks_lead_somewhere(path):
     words = '\n'.join(c['source'] for c in read_notebook(path)['cells'] if c['cell_type'] == 'markdown')
