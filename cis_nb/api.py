@@ -228,7 +228,7 @@ class Objective(Protocol):
     group: int  # neighbours in the data that stay together
     in_order: bool  # read the data from its beginning instead of shuffling it
     metric: str  # one of the names that `validate` gives
-    panels: tuple  # first words of these names; each has a panel in figures
+    panels: dict  # title of a panel in figures -> {label: one of these names}
     counts: dict  # what was read or left out, for the record of a run
     backbone: Backbone  # that is trained or read, for the same record
     ema: float  # decay of the averaged weights, in [0,1); 0: no average
