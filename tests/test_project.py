@@ -292,19 +292,19 @@ def requirements() -> dict:
     "Name -> requirement, of all that settings.ini asks for on this machine."
     config = ConfigParser(delimiters=['='], interpolation=None)
     config.read(ROOT / 'settings.ini', encoding='utf-8')
-    keys = ('requirements', 'detect_requirements', 'dedup_requirements', 'dev_requirements')
-    every = [Requirement(line) for key in keys for line in config['DEFAULT'][key].splitlines() if line.strip()]
+    found = [lines for key, lines in config['DEFAULT'].items() if key.endswith('requirements')]
+    every = [Requirement(line) for lines in found for line in lines.splitlines() if line.strip()]
     return {canonicalize_name(r.name): r for r in every if r.marker is None or r.marker.evaluate()}
 
 
 def imported() -> set:
-    "The distributions that modules, notebooks and tests import."
+    "The distributions that modules, notebooks and tests import; one that is not installed is called by its module."
     texts = [text for _, text in code_texts()]
     texts += [p.read_text(encoding='utf-8') for p in sorted((ROOT / 'tests').rglob('*.py'))]
     every, found = '\n'.join(texts), packages_distributions()
     lines = re.findall(r'^ *import ([\w., ]+)', every, re.M) + re.findall(r'^ *from ([\w.]+) import', every, re.M)
     names = {re.match(r'\w*', name.strip())[0] for line in lines for name in line.split(',')}
-    return {canonicalize_name(d) for name in names for d in found.get(name, [])}
+    return {canonicalize_name(d) for name in names for d in found.get(name, [name])}
 
 
 def test_every_requirement_is_used():
@@ -313,6 +313,11 @@ def test_every_requirement_is_used():
     assert not unused, 'nothing imports or runs it: remove it from settings.ini, then make constraints'
     gone = {name: text for name, (file, text) in RUN.items() if text not in (ROOT / file).read_text(encoding='utf-8')}
     assert not gone, 'it is no longer run there'
+
+
+def test_every_requirement_has_its_version():
+    pinned = {canonicalize_name(Requirement(line).name) for line in (ROOT / 'constraints.txt').read_text().splitlines()}
+    assert set(requirements()) - pinned == set(), 'make constraints'
 
 
 TESTS = [(named(p), p.read_text(encoding='utf-8')) for p in sorted((ROOT / 'tests').rglob('*.py'))]
