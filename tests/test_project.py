@@ -423,14 +423,14 @@ def test_every_parameter_file_fits_its_notebook(profile):
     assert experiments(profile)
 
 
-def paths_below_shipped_folders() -> list:  # (module, folder)
-    "Each line of a module that builds a path to files that come with the library."
+def paths_below_shipped_folders() -> list:  # (module or cell of a page, folder)
+    "Each line of a module or a page that builds a path to files that come with the library."
     below = re.compile(r"""(?:/ |joinpath\()f?['"](paper|assets)\b""")
-    found = [(p, m[1]) for p in MODULES for line in p.read_text().splitlines() if (m := below.search(line))]
-    return [('.'.join(p.relative_to(ROOT).with_suffix('').parts), folder) for p, folder in found]
+    found = [(where, m[1]) for where, text in code_texts() for line in text.splitlines() if (m := below.search(line))]
+    return [(where.removesuffix('.py').replace('/', '.'), folder) for where, folder in found]
 
 
-def test_modules_that_read_shipped_files_are_those_that_the_list_names():
+def test_only_the_modules_that_the_list_names_read_shipped_files():
     found = paths_below_shipped_folders()
     assert {module for module, _ in found} == set(chapter_settings()['reads'])
     assert sorted(m for m, folder in found if folder == 'paper') == [
