@@ -69,7 +69,7 @@ class CaptionedPhotos:
 
 
 def captioned_photos(data: str, world_images: int, size: int) -> CaptionedPhotos:
-    "The folder `data`, or `photos` scenes of the drawn world; packed as squares of `size` pixels on first use."
+    "The folder `data`, or `world_images` scenes of the drawn world; packed as squares of `size` pixels on first use."
     root = captions_root(data, world_images)
     held_out = evaluation_images(root, size)
     table = pd.read_parquet(held_out.folder / 'images.parquet').set_index('key')
