@@ -378,6 +378,29 @@ def test_no_code_compares_a_name_with_world():
     assert not used, 'use WORLD, or a function of data.datasets'
 
 
+WORDS_OF_DATA = (  # where strings are captions, prompts, word lists, or names in files
+    'cis_nb/world/|cis_nb/mining/(parsers|concreteness)|cis_nb/methods/searle|cis_nb/benchmarks/domain_conversion'
+    '|cis_nb/retrieval/search|nbs/08_scaling/search|nbs/0[0-5]|nbs/10'
+)
+SYNONYMS = re.compile(r'(?<![/\w])(photos?|pictures?)(?![/\w.]| of\b)|^way$', re.I)  # of image, implementation
+
+
+def labels() -> list:  # (where, text)
+    "All strings of code that are no docstrings."
+    bodies = [n.body for _, n in code_nodes() if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    docstrings = {id(b[0].value) for b in bodies if b and isinstance(b[0], ast.Expr)}
+    texts = [(where, n) for where, n in code_nodes() if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [(where, n.value) for where, n in texts if id(n) not in docstrings]
+
+
+def test_labels_and_errors_use_the_words_of_the_glossary():
+    "Columns, titles, names of methods in results, and messages."
+    profile = ('cis_nb/book/site.py', 'photos')
+    shown = [(where, text) for where, text in {*labels()} - {profile} if not re.match(WORDS_OF_DATA, where)]
+    assert len(shown) > 1000
+    assert [f'{where}: {text[:60]}' for where, text in shown if SYNONYMS.search(text)] == []
+
+
 @pytest.mark.parametrize('fails', ['nbdev_test', 'python', ''])
 def test_make_test_runs_the_tests_after_a_failed_notebook(tmp_path, fails):
     (tmp_path / 'bin').mkdir()

@@ -141,7 +141,7 @@ def index_triplets(
             + (
                 f' (the first needs {names[0].iloc[0]!r} and {names[1].iloc[0]!r})'
                 if len(table)
-                else '; more photos or a lower threshold give some'
+                else '; more images or a lower threshold give some'
             )
         )
     use = ok & ~(distractors & (rows[:, 2:] == rows[:, :2]).any(1))  # a target cannot be a negative
@@ -598,7 +598,7 @@ def training_rates(
     hidden: int = 5120,
     dtype: str = 'auto',
     seed: int = 0,
-) -> pd.DataFrame:  # way, seconds, steps_per_s, triplets_per_s, times
+) -> pd.DataFrame:  # implementation, seconds, steps_per_s, triplets_per_s, times
     "Steps and triplets per second of three ways to train a Combiner, and how many times the slow way is passed."
     from cis_nb.training.loop import accelerator_for, adamw, update
 
@@ -623,7 +623,8 @@ def training_rates(
         'both towers train': both_towers,
     }
     rows = [
-        dict(way=way, seconds=_median_step(make(), acc, adamw, update, batch_size, steps)) for way, make in ways.items()
+        dict(implementation=name, seconds=_median_step(make(), acc, adamw, update, batch_size, steps))
+        for name, make in ways.items()
     ]
     backbone.eval().requires_grad_(True)  # no weight has changed: the rate was zero
     out = pd.DataFrame(rows)

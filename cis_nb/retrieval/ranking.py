@@ -570,8 +570,11 @@ def _ranking_race(
         seconds = time.perf_counter() - start - sum(timed.seconds)
     assert (result.ranks > 0).all() and (result.top[:, : min(k, images)] >= 0).all()
     products = len(timed.seconds)
-    plain = dict(way='plain matrix product', images=products * len(timed.x), seconds=sum(timed.seconds))
-    return [plain, dict(way='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes())]
+    plain = dict(implementation='plain matrix product', images=products * len(timed.x), seconds=sum(timed.seconds))
+    return [
+        plain,
+        dict(implementation='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes()),
+    ]
 
 
 def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed: int) -> list:
@@ -587,7 +590,14 @@ def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed:
     index.search(q[:64], k)
     start = time.perf_counter()
     index.search(q, min(k, images))
-    return [dict(way='FAISS flat', images=images, seconds=time.perf_counter() - start, peak_bytes=peak_memory_bytes())]
+    return [
+        dict(
+            implementation='FAISS flat',
+            images=images,
+            seconds=time.perf_counter() - start,
+            peak_bytes=peak_memory_bytes(),
+        )
+    ]
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #2284eff6
 def _race_alone(which: str, **settings) -> list:

@@ -67,7 +67,7 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
     return dict(
         images=[b.load(i) for i in (r.reference, *shown)],
         title=title,
-        titles=['reference', *map(str, range(1, len(top) + 1)), *['right'] * (len(shown) - len(top))],
+        titles=['reference', *map(str, range(1, len(top) + 1)), *['target'] * (len(shown) - len(top))],
         outlines=['reference', *['target' if i in targets else None for i in shown]],
     )
 
