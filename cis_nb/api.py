@@ -156,7 +156,7 @@ class SharesTexts(Protocol):
 
     backbone: Backbone
 
-    def reading(self, read) -> Method: ...  # the same method; itself if the memory is of another encoder
+    def with_text_memory(self, read) -> Method: ...  # the same method; itself if the memory is of another encoder
 
 
 @runtime_checkable

@@ -64,9 +64,9 @@ def variant_runs(variants: dict, given: dict, seeds: list) -> dict:  # (variant,
 
 
 def tuned_runs(c: RelationCorpus, given: dict, seeds: list, after) -> dict:  # (variant, seed) -> folder
-    "Runs that go on from the Combiner of the run `after`, while no half of the backbone trains, one, or both."
-    halves = progress(('none', 'text', 'image', 'both'), 'tuned')
-    return {(f'tune_{t}', s): train_variant(c, given | dict(tune=t, seed=s), after) for t in halves for s in seeds}
+    "Runs that go on from the Combiner of the run `after`, while no tower of the backbone trains, one, or both."
+    towers = progress(('none', 'text', 'image', 'both'), 'tuned')
+    return {(f'tune_{t}', s): train_variant(c, given | dict(tune=t, seed=s), after) for t in towers for s in seeds}
 
 
 def run_rankings(runs: dict, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:
