@@ -18,7 +18,7 @@ import torch
 
 from .. import api
 from ..backbones.loading import load_backbone
-from ..benchmarks.genecis import TASKS, TITLES, GeneCISBenchmark, load_genecis
+from ..benchmarks.genecis import TASK_GROUPS, TASKS, TITLES, GeneCISBenchmark, load_genecis
 from ..benchmarks.genecis_construction import Rules, build_genecis
 from ..data.image_sources import union
 from ..core.store import manifest
@@ -134,7 +134,7 @@ def genecis_tasks(p: dict, crop_mode='official') -> GenecisTasks:
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     there, missing = load_genecis_tasks(root, p['tasks'], p['templates'], p['draws'], rules, crop_mode, p['seed'])
     if crop_mode != 'official':  # whole images have no crop
-        there = {(d, t): b for (d, t), b in there.items() if t.endswith('attribute')}
+        there = {(d, t): b for (d, t), b in there.items() if t in TASK_GROUPS['attribute']}
     tasks, broken = readable(share_images(there), model)
     missing |= broken
     return GenecisTasks(root, rules, model, draw_benchmarks(tasks, missing), missing)
@@ -284,13 +284,14 @@ def failure_strips(tasks: dict, per_query: pd.DataFrame, method: str, beside: li
     return strips
 
 
-def condition_strip(tasks: dict, per_query: pd.DataFrame, method: str, kind: str, n: int = 6) -> list:
-    "The reference with most conditions in the tasks about `kind`, and the first image for each; one row, or none."
-    lines = list(condition_lines(per_query, method, kind).iloc[:n].itertuples())
+def condition_strip(tasks: dict, per_query: pd.DataFrame, method: str, group: str, n: int = 6) -> list:
+    "The reference with most conditions in a group of tasks, and the first image for each; one row, or none."
+    lines = list(condition_lines(per_query, method, TASK_GROUPS[group]).iloc[:n].itertuples())
     if not lines:
         return []
     images = [tasks[r.draw, r.task].load(r.top[0]) for r in lines]
     reference = tasks[lines[0].draw, lines[0].task].load(lines[0].reference)
-    heads = ['reference', *(f'{r.task.split("_")[0]}: {r.condition}' for r in lines)]
+    verbs = {task: verb for verb in ('focus', 'change') for task in TASK_GROUPS[verb]}
+    heads = ['reference', *(f'{verbs[r.task]}: {r.condition}' for r in lines)]
     marks = ['reference', *('target' if r.rank == 1 else 'wrong' for r in lines)]
     return [dict(images=[reference, *images], titles=heads, outlines=marks)]

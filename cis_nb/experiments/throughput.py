@@ -406,13 +406,12 @@ class Measurement:
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #15de65eb
 def encoding_measurements(counts: EncodingCounts) -> list:  # of Measurement
     "Images encoded, by the kind of the task (object, attribute) and in all."
-    kinds = {
-        kind: [t for t in counts.tasks if t.endswith(kind)] for kind in sorted({t.split('_')[1] for t in counts.tasks})
-    }
+    kinds = {kind: [t for t in counts.tasks if t in TASK_GROUPS[kind]] for kind in ('attribute', 'object')}
     anew, every = 'every template anew', 'all tasks and methods'
     by_kind = [
         Measurement(f'images encoded, {kind} tasks, one method', anew, counts.uses_per_image(tasks), '', '×')
         for kind, tasks in kinds.items()
+        if tasks
     ]
     return by_kind + [
         Measurement(f'images encoded, {every}', anew, counts.ratio('images'), '≥ 8', '×'),
