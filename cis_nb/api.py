@@ -342,6 +342,7 @@ class Style:
     title: str
     color: str = 'grey'  # of the palette in `cis_nb.core.plotting`, or any that matplotlib knows
     paper_row: str = ''  # its name in the tables of `cis_nb/paper`
+    paper_setting: str = ''  # one of the settings of that row, where several methods have the same name there
 
 # %% ../nbs/00_api.ipynb #2012edd6
 class Plugin:

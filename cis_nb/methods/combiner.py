@@ -522,7 +522,9 @@ class CombinerPlugin(Plugin):
     paper_row = 'Combiner (GeneCIS)'
     variants = {
         'combiner_cirr': Style('Combiner (CIRR)', '#8B5A2B', 'Combiner'),
-        'combiner_original': Style('Combiner (CIRR), as first published'),
+        'combiner_original': Style(
+            'Combiner (CIRR), as first published', paper_row='Combiner', paper_setting='source=original'
+        ),
     }
 
     def variant(self, config) -> str:
