@@ -77,5 +77,5 @@ clean:
 	find reports -mindepth 1 -maxdepth 1 -not -name README.md -not -name reference -exec rm -rf {} +
 
 constraints: $(READY)   # the versions that installations use; by hand, now and then
-	$(PY) -m uv pip compile setup.py --extra dev --extra detect --extra dedup --universal --python-version 3.10 \
+	$(PY) -m uv pip compile setup.py --all-extras --universal --python-version 3.10 \
 	  --no-header --no-annotate --quiet -o constraints.txt --upgrade

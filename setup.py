@@ -39,7 +39,7 @@ setup(
     packages=find_packages(include=[cfg['lib_name'], cfg['lib_name'] + '.*']),
     package_data={cfg['lib_name']: ['paper/*.csv', 'assets/**/*']},
     install_requires=lines('requirements'),
-    extras_require={name: lines(f'{name}_requirements') for name in ('dev', 'detect', 'dedup', 'sentences')},
+    extras_require={key.removesuffix('_requirements'): lines(key) for key in cfg if key.endswith('_requirements')},
     entry_points={
         'nbdev': [f"{cfg['lib_name']}={cfg['lib_name']}._modidx:d"],
         'console_scripts': [f"cis-book={cfg['lib_name']}.book.command_line:main"],

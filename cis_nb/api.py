@@ -156,7 +156,7 @@ class SharesTexts(Protocol):
 
     backbone: Backbone
 
-    def reading(self, read) -> Method: ...  # the same method; itself if the memory is of another encoder
+    def with_text_memory(self, read) -> Method: ...  # the same method; itself if the memory is of another encoder
 
 
 @runtime_checkable
@@ -228,7 +228,7 @@ class Objective(Protocol):
     group: int  # neighbours in the data that stay together
     in_order: bool  # read the data from its beginning instead of shuffling it
     metric: str  # one of the names that `validate` gives
-    panels: tuple  # first words of these names; each has a panel in figures
+    panels: dict  # title of a panel in figures -> {label: one of these names}
     counts: dict  # what was read or left out, for the record of a run
     backbone: Backbone  # that is trained or read, for the same record
     ema: float  # decay of the averaged weights, in [0,1); 0: no average
@@ -342,6 +342,7 @@ class Style:
     title: str
     color: str = 'grey'  # of the palette in `cis_nb.core.plotting`, or any that matplotlib knows
     paper_row: str = ''  # its name in the tables of `cis_nb/paper`
+    paper_setting: str = ''  # one of the settings of that row, where several methods have the same name there
 
 # %% ../nbs/00_api.ipynb #2012edd6
 class Plugin:

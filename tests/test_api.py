@@ -117,7 +117,9 @@ def test_a_method_trains_is_loaded_and_scores(name):
     assert isinstance(objective, api.Objective) and len(objective.data) > 0
     assert any(p.requires_grad for m in objective.modules.values() for p in m.parameters())
     run = train_or_load(config)
-    assert (run / 'history.csv').is_file() and train_or_load(config) == run
+    assert train_or_load(config) == run
+    in_panels = {n for names in objective.panels.values() for n in names.values()}
+    assert in_panels <= {*pd.read_csv(run / 'history.csv').columns}
     pieces = api.get('method', name).pieces(make_objective(config), config)
     assert all(manifest(folder)['seconds'] >= 0 for folder in pieces.values())
     m = load_method(run, 'cpu')

@@ -155,6 +155,14 @@ def test_an_experiment_page_asks_a_question_and_shows_its_finding(path):
     assert names.count('show_finding') == 1, 'the finding is shown once, by show_finding(...)'
 
 
+@pytest.mark.parametrize('path', EXPERIMENT_PAGES, ids=named)
+def test_an_experiment_page_does_not_say_what_one_profile_runs(path):
+    "Parameters decide what a page runs: other ones would make the sentence wrong."
+    profiles = '|'.join(p.name for p in (ROOT / 'params').iterdir() if p.is_dir())
+    found = [re.findall(rf'`(?:{profiles})`', c['source']) for c in read_notebook(path)['cells']]
+    assert sum(found, []) == [], 'say it by the parameters, computed'
+
+
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=named)
 def test_links_between_notebooks_lead_somewhere(path):
     words = '\n'.join(c['source'] for c in read_notebook(path)['cells'] if c['cell_type'] == 'markdown')
@@ -285,19 +293,19 @@ def requirements() -> dict:
     "Name -> requirement, of all that settings.ini asks for on this machine."
     config = ConfigParser(delimiters=['='], interpolation=None)
     config.read(ROOT / 'settings.ini', encoding='utf-8')
-    keys = ('requirements', 'detect_requirements', 'dedup_requirements', 'dev_requirements')
-    every = [Requirement(line) for key in keys for line in config['DEFAULT'][key].splitlines() if line.strip()]
+    found = [lines for key, lines in config['DEFAULT'].items() if key.endswith('requirements')]
+    every = [Requirement(line) for lines in found for line in lines.splitlines() if line.strip()]
     return {canonicalize_name(r.name): r for r in every if r.marker is None or r.marker.evaluate()}
 
 
 def imported() -> set:
-    "The distributions that modules, notebooks and tests import."
+    "The distributions that modules, notebooks and tests import; one that is not installed is called by its module."
     texts = [text for _, text in code_texts()]
     texts += [p.read_text(encoding='utf-8') for p in sorted((ROOT / 'tests').rglob('*.py'))]
     every, found = '\n'.join(texts), packages_distributions()
     lines = re.findall(r'^ *import ([\w., ]+)', every, re.M) + re.findall(r'^ *from ([\w.]+) import', every, re.M)
     names = {re.match(r'\w*', name.strip())[0] for line in lines for name in line.split(',')}
-    return {canonicalize_name(d) for name in names for d in found.get(name, [])}
+    return {canonicalize_name(d) for name in names for d in found.get(name, [name])}
 
 
 def test_every_requirement_is_used():
@@ -306,6 +314,11 @@ def test_every_requirement_is_used():
     assert not unused, 'nothing imports or runs it: remove it from settings.ini, then make constraints'
     gone = {name: text for name, (file, text) in RUN.items() if text not in (ROOT / file).read_text(encoding='utf-8')}
     assert not gone, 'it is no longer run there'
+
+
+def test_every_requirement_has_its_version():
+    pinned = {canonicalize_name(Requirement(line).name) for line in (ROOT / 'constraints.txt').read_text().splitlines()}
+    assert set(requirements()) - pinned == set(), 'make constraints'
 
 
 TESTS = [(named(p), p.read_text(encoding='utf-8')) for p in sorted((ROOT / 'tests').rglob('*.py'))]
@@ -366,6 +379,29 @@ def test_no_code_compares_a_name_with_world():
     assert not used, 'use WORLD, or a function of data.datasets'
 
 
+WORDS_OF_DATA = (  # where strings are captions, prompts, word lists, or names in files
+    'cis_nb/world/|cis_nb/mining/(parsers|concreteness)|cis_nb/methods/searle|cis_nb/benchmarks/domain_conversion'
+    '|cis_nb/retrieval/search|nbs/08_scaling/search|nbs/0[0-5]|nbs/10'
+)
+SYNONYMS = re.compile(r'(?<![/\w])(photos?|pictures?)(?![/\w.]| of\b)|^way$', re.I)  # of image, implementation
+
+
+def labels() -> list:  # (where, text)
+    "All strings of code that are no docstrings."
+    bodies = [n.body for _, n in code_nodes() if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    docstrings = {id(b[0].value) for b in bodies if b and isinstance(b[0], ast.Expr)}
+    texts = [(where, n) for where, n in code_nodes() if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [(where, n.value) for where, n in texts if id(n) not in docstrings]
+
+
+def test_labels_and_errors_use_the_words_of_the_glossary():
+    "Columns, titles, names of methods in results, and messages."
+    profile = ('cis_nb/book/site.py', 'photos')
+    shown = [(where, text) for where, text in {*labels()} - {profile} if not re.match(WORDS_OF_DATA, where)]
+    assert len(shown) > 1000
+    assert [f'{where}: {text[:60]}' for where, text in shown if SYNONYMS.search(text)] == []
+
+
 @pytest.mark.parametrize('fails', ['nbdev_test', 'python', ''])
 def test_make_test_runs_the_tests_after_a_failed_notebook(tmp_path, fails):
     (tmp_path / 'bin').mkdir()
@@ -411,14 +447,14 @@ def test_every_parameter_file_fits_its_notebook(profile):
     assert experiments(profile)
 
 
-def paths_below_shipped_folders() -> list:  # (module, folder)
-    "Each line of a module that builds a path to files that come with the library."
+def paths_below_shipped_folders() -> list:  # (module or cell of a page, folder)
+    "Each line of a module or a page that builds a path to files that come with the library."
     below = re.compile(r"""(?:/ |joinpath\()f?['"](paper|assets)\b""")
-    found = [(p, m[1]) for p in MODULES for line in p.read_text().splitlines() if (m := below.search(line))]
-    return [('.'.join(p.relative_to(ROOT).with_suffix('').parts), folder) for p, folder in found]
+    found = [(where, m[1]) for where, text in code_texts() for line in text.splitlines() if (m := below.search(line))]
+    return [(where.removesuffix('.py').replace('/', '.'), folder) for where, folder in found]
 
 
-def test_modules_that_read_shipped_files_are_those_that_the_list_names():
+def test_only_the_modules_that_the_list_names_read_shipped_files():
     found = paths_below_shipped_folders()
     assert {module for module, _ in found} == set(chapter_settings()['reads'])
     assert sorted(m for m, folder in found if folder == 'paper') == [

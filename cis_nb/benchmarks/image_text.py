@@ -37,7 +37,7 @@ def retrieval_ranks(
     own = pd.Series(np.arange(len(owner))).groupby(owner).apply(list).reindex(range(len(image)))
     if own.isna().any():
         raise ValueError(
-            f'{own.isna().sum()} of {len(image)} photos have no caption (the first: row {own.isna().argmax()})'
+            f'{own.isna().sum()} of {len(image)} images have no caption (the first: row {own.isna().argmax()})'
         )
     width = max(map(len, own))
     mine = np.array([o + [-1] * (width - len(o)) for o in own])  # (N,width)

@@ -289,7 +289,7 @@ def _captions_by_photo(rows, images: dict, skipped: Skipped) -> tuple:
     splits, captions, find = {}, defaultdict(list), _finder(images)
     for name, split, texts in rows:
         if (image := find(name)) is None:
-            skipped.add('caption of a photo that is not there', name)
+            skipped.add('caption of an image that is not there', name)
         elif splits.setdefault(image, split) != split:
             skipped.add('caption in a second split', name)
         else:
@@ -303,9 +303,9 @@ def _gather(rows, images: dict, skipped: Skipped) -> pd.DataFrame:
     table, keys = [], set()
     for image, place in images.items():
         if not captions[image]:
-            skipped.add('photo without a caption', image)
+            skipped.add('image without a caption', image)
         elif _stem(image) in keys:
-            skipped.add('second photo of the same key', image)
+            skipped.add('second image of the same key', image)
         else:
             table.append((_stem(image), splits[image], captions[image], *place))
             keys.add(_stem(image))
@@ -334,11 +334,11 @@ def with_splits(table: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #9c6faf15
 FOLDER_LAYOUTS = {  # name -> reader, and the files it needs
-    'photo and caption file side by side': (
+    'image and caption file side by side': (
         read_beside,
         'NAME.jpg with NAME.json {"captions": [...]} or NAME.txt, in folders or in .tar files',
     ),
-    'COCO captions': (read_coco, 'captions_<split>.json with the photos in folders or .tar files'),
+    'COCO captions': (read_coco, 'captions_<split>.json with the images in folders or .tar files'),
     'table of captions': (
         read_table,
         'captions.jsonl {"image", "captions"}, captions.csv (image,caption) or captions.txt (image, tab, caption)',
@@ -351,7 +351,7 @@ def _no_photos(root, found: dict, images: dict, skipped: Skipped) -> ValueError:
     reasons = '; '.join(f'{n} × {why}' for why, n in skipped.counts().items())
     layouts = '; '.join(f'({i}) {what}' for i, (_, what) in enumerate(FOLDER_LAYOUTS.values(), 1))
     return ValueError(
-        f'{root}: no photos with captions found among {len(found)} files '
+        f'{root}: no images with captions found among {len(found)} files '
         f'({len(images)} of them images: {", ".join(IMAGE_SUFFIXES)}). Layouts tried: {layouts}. '
         f'Compressed tars (.tar.gz) have to be unpacked first. Left out: {reasons or "nothing"}.'
     )

@@ -87,10 +87,10 @@ def pack(places: list, file: Path, size: int, workers: int = None, chunk: int = 
     jobs = [(str(file), s, places[s : s + chunk], size) for s in starts]
     workers = min(len(jobs), workers or machine()['cores'])
     if workers <= 1:
-        done = [pack_rows(*j) for j in progress(jobs, 'packing photos', 'chunk')]
+        done = [pack_rows(*j) for j in progress(jobs, 'packing images', 'chunk')]
     else:
         with ProcessPoolExecutor(workers) as pool:
-            done = list(progress(pool.map(pack_rows, *zip(*jobs)), 'packing photos', 'chunk', len(jobs)))
+            done = list(progress(pool.map(pack_rows, *zip(*jobs)), 'packing images', 'chunk', len(jobs)))
     return {row: why for failed in done for row, why in failed.items()}
 
 # %% ../../nbs/00b_data/02_packed.ipynb #b7d7fb5e
@@ -103,7 +103,7 @@ def _build(folder: Path, root, size: int, workers: int):
         photos.skipped.add(why, photos.table.key[row])
     table = photos.table.assign(row=range(len(photos.table))).drop(index=list(failed))
     if not len(table):
-        raise ValueError(f'{root}: none of {len(failed)} photos could be opened: {photos.skipped.counts()}')
+        raise ValueError(f'{root}: none of {len(failed)} images could be opened: {photos.skipped.counts()}')
     table['key'] = [k.encode('utf8', 'backslashreplace').decode() for k in table.key]
     rows, images = table[['key', 'split', 'captions']].values.tolist(), np.load(folder / 'images.npy', mmap_mode='r')
     about = dict(layout=photos.layout, skipped=photos.skipped, key=fingerprint([rows, images]), size=size)
@@ -133,7 +133,7 @@ class CaptionedImages:
         table = pd.read_parquet(self.folder / 'images.parquet')
         self.splits = table.split.value_counts().to_dict()
         if split not in self.splits:
-            there = ', '.join(f'{s} ({n} photos)' for s, n in self.splits.items())
+            there = ', '.join(f'{s} ({n} images)' for s, n in self.splits.items())
             raise ValueError(f'{root}: no split {split!r}; it has {there}')
         self.table = table[table.split == split].reset_index(drop=True)  # one row per photograph
         pairs = []

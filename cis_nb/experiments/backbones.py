@@ -164,8 +164,8 @@ def mean_rows(results, method: str, backbones) -> pd.DataFrame:  # value, ci_low
     return r.groupby('backbone', sort=False)[['value', 'ci_low', 'ci_high']].mean().loc[list(backbones)]
 
 
-def recall_figure(results, per_query, accuracy: dict):
-    "Mean R@1 of both methods against the accuracy of the backbone."
+def recall_figure(results, per_query, accuracy: dict, labels: dict):
+    "Mean R@1 of both methods against the accuracy of the backbone; `labels`: backbone -> text beside its point."
     fig, ax = page(3.6)
     x, recall = np.array(list(accuracy.values())), mean_recalls(per_query)
     for m, title in METHODS_COMPARED.items():
@@ -177,7 +177,7 @@ def recall_figure(results, per_query, accuracy: dict):
     for b, percent in accuracy.items():
         near, side = ((7, -9), 'left') if percent < 70 else ((-7, 9), 'right')
         about = dict(xytext=near, ha=side, textcoords='offset points', fontsize=8.5)
-        ax.annotate(b.removesuffix(', shipped'), (percent, recall[f'combiner, {b}']), **about)
+        ax.annotate(labels[b], (percent, recall[f'combiner, {b}']), **about)
     ax.margins(x=0.13)
     ax.set(xlabel='zero-shot accuracy on single objects (%)', ylabel='mean R@1 on GeneCIS (%)', ylim=(0, None))
     ax.set_title('GeneCIS recall against zero-shot accuracy')

@@ -25,7 +25,7 @@ import torch
 from IPython.display import HTML
 from .. import api
 from ..api import method_style
-from ..benchmarks.genecis import TASKS
+from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
 from cis_nb.experiments.comparison import (
     read_printed,
@@ -380,12 +380,12 @@ def focus_is_symmetric(run, folder) -> Outcome:
     "G10: swapping keeps every Focus template valid and no Change template."
 
     def source(t):
-        return read_panoptic(run.root) if t.endswith('object') else read_vaw(run.root)
+        return read_panoptic(run.root) if t in TASK_GROUPS['object'] else read_vaw(run.root)
 
     share = {
         t: valid_after_swap(read_built(folder, t), source(t), run.rules) for t in dict.fromkeys(t for _, t in run.tasks)
     }
-    right = all((v == 100) if t.startswith('focus') else (v == 0) for t, v in share.items())
+    right = all((v == 100) if t in TASK_GROUPS['focus'] else (v == 0) for t, v in share.items())
     return Outcome(
         'still valid: ' + '; '.join(f'{api.task_title(t)} {v:.0f} %' for t, v in share.items()),
         'reproduced' if right else 'not reproduced',

@@ -47,7 +47,7 @@ class RelationCorpus:
     relations: pd.DataFrame  # with `first`: is it from a photograph's first caption?
     images: object  # image source, see cis_nb.methods.combiner
     ratings: dict  # word -> concreteness
-    asked: tuple  # the arguments of `corpus` that give it
+    arguments: tuple  # the arguments of `corpus` that give it
 
 
 @lru_cache(maxsize=4)
@@ -118,8 +118,8 @@ PUBLISHED_COMBINER = {k: v for _, change in BACK.values() for k, v in change.ite
 class OnCorpus(CombinerPlugin):
     "The training of a Combiner on a corpus of an experiment; `after`: the folder of a run that it goes on from."
 
-    def __init__(self, asked: list, after: str = ''):  # asked: the arguments of `corpus`
-        self.corpus, self.after = corpus(*asked), after
+    def __init__(self, arguments: list, after: str = ''):  # arguments: of `corpus`
+        self.corpus, self.after = corpus(*arguments), after
 
     def inputs(self, backbone, config) -> list:
         c = self.corpus
@@ -138,7 +138,7 @@ class OnCorpus(CombinerPlugin):
 
 def train_variant(c: RelationCorpus, given: dict, after: Path = None) -> Path:  # the folder of a run
     "The run of a variant: from the store, continued, or begun; `after` is another run, which it goes on from."
-    about = dict(asked=c.asked, after=str(after or ''))
+    about = dict(arguments=c.arguments, after=str(after or ''))
     return train_or_load(settings(OURS | given), ('cis_nb.experiments.combiner_ablations:OnCorpus', about))
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #80cb3604

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'with_seed', 'seeds', 'of_seed', 'hits', 'task_mean', 'contrast', 'compare', 'contrast_seeds',
            'compare_seeds', 'interval_envelope', 'verdict', 'chance', 'over_seeds', 'format_uncertainty',
-           'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'with_intervals',
-           'protocol_line', 'gain', 'headline', 'recall_bars']
+           'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'gain']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from importlib.resources import files
@@ -14,7 +13,6 @@ import numpy as np
 import pandas as pd
 from .. import api
 from ..retrieval.statistics import bootstrap_ci, families_of
-from ..core.plotting import draw_intervals, page
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #8161f37f
 UNTRAINED = -1  # in the column `seed`
@@ -178,16 +176,20 @@ def read_printed(
     return pd.read_csv(files('cis_nb') / 'paper' / f'{table}.csv', **options)
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #62383781
+def _library_names(printed: pd.DataFrame) -> pd.Series:
+    "The methods of a printed table as this library calls them, by their `Style`; others as printed."
+    row, settings = printed.method.str.split(':').str[0], printed.setting.fillna('').str.split(';')
+    names, styles = row, sorted(api.method_styles().items(), key=lambda item: bool(item[1].paper_setting))
+    for name, style in styles:  # those with a setting last: it says more than the row
+        fits = np.array([style.paper_setting in ('', *some) for some in settings])
+        names = names.mask((row == style.paper_row) & fits, name)
+    return names
+
+
 def paper_numbers(table: str) -> pd.DataFrame:  # method, task, k, value, backbone
-    "A table of the GeneCIS paper, e.g. `genecis_table2`, with the names of methods and tasks of this library."
+    "A printed table, e.g. `genecis_table2`, with the names of methods and tasks of this library."
     df = read_printed(table)
-    ours = {style.paper_row: name for name, style in api.method_styles().items() if style.paper_row}
-    method = (
-        df.method.str.split(':')
-        .str[0]
-        .replace(ours)
-        .mask(df.setting.str.contains('source=original'), 'combiner_original')
-    )
+    method = _library_names(df)
     tasks = {m.task_title: task for task, m in api.task_metrics().items()}
     task = df.dataset.str.split(':').str[-1].replace(tasks | {'average': 'mean'})
     return pd.DataFrame(
@@ -243,33 +245,6 @@ def beside_paper(
         columns=['method', 'numbers of', *(f'{api.task_title(t)}: ' + ' / '.join(f'R@{k}' for k in ks[t]) for t in ks)],
     )
 
-# %% ../../nbs/05b_experiments/00_comparison.ipynb #a40e3dc9
-def with_intervals(
-    results,  # rows of this run
-    guess,  # from `chance`
-    titles: dict,  # method -> words
-    papers=(),  # tables of the paper to quote
-) -> pd.DataFrame:
-    "R@1 of each method on each task with interval or standard deviation, and the papers' numbers below."
-    one, printed = over_seeds(results[results.k == 1]), [paper_numbers(p) for p in papers]
-    tasks = sorted(one.task.unique(), key='mean'.__eq__)  # the mean last
-    cell, rows = {(r.method, r.task): format_uncertainty(r) for r in one.itertuples()}, []
-    for m in one.method.unique():
-        rows.append([titles[m], *(cell.get((m, t), '–') for t in tasks)])
-        for p in printed:
-            theirs = p[(p.k == 1) & (p.method == m)].set_index('task').value
-            if len(theirs):
-                rows.append(
-                    [f'– paper, {p.backbone.mode()[0]}', *(f'{theirs[t]:.1f}' if t in theirs else '–' for t in tasks)]
-                )
-    floor, n = dict(guess, mean=guess.mean()), one.groupby('task').n.max()
-    rows += (
-        [['Chance', *(f'{floor[t]:.1f}' for t in tasks)], ['queries', *(f'{n[t]:,}' for t in tasks)]]
-        if len(one)
-        else []
-    )
-    return pd.DataFrame(rows, columns=['R@1 [95 % interval], ± over seeds', *map(api.task_title, tasks)])
-
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #4167ca04
 def protocol_line(protocols: list) -> str:
     "The protocols of several tasks in one line: their ids, what they share, and whether one is partial."
@@ -306,53 +281,3 @@ def gain(per_query, results, method: str, title: str, over='image_text', seed=0)
         f'{title} {one.mean():.1f}{spread}, {verdicts.count("better")} of {len(verdicts)} seeds better than'
         f' {api.method_style(over).title}' + (f', {verdicts.count("worse")} worse' if 'worse' in verdicts else '')
     )
-
-
-def headline(per_query, results, titles: dict, seed=0, plain=('image_text', 'image_only', 'text_only')) -> str:
-    "One line: the `plain` methods by R@1, then what each trained method gains over the first of them."
-    mean = results[results.k == 1].groupby('method', sort=False).tail(1)
-    order = mean[mean.method.isin(plain)].sort_values('value', ascending=False)
-    if not len(order):
-        return 'nothing to evaluate'
-    sure = [verdict(compare(per_query, a, b, seed=seed)) == 'better' for a, b in zip(order.method, order.method[1:])]
-    guess = chance(per_query).mean()
-    words = [
-        f'{titles[r.method]} {r.value:.1f}{" > " if s else " ≈ "}'
-        for r, s in zip(order.itertuples(), [*sure, order.ci_low.iloc[-1] > guess])
-    ]
-    gains = (
-        [gain(per_query, results, m, titles[m], plain[0], seed) for m in titles if seeds(per_query, m)]
-        if plain[0] in set(order.method)
-        else []
-    )
-    return '; '.join([''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks)', *gains])
-
-# %% ../../nbs/05b_experiments/00_comparison.ipynb #2afc21df
-def recall_bars(results, per_query, titles: dict):
-    "R@1, R@2, R@3 of every method on every task, with intervals."
-    tasks, methods, rows = list(per_query.task.unique()), list(titles), over_seeds(results)
-    fig, axes = page(
-        2.35 * -(-len(tasks) // 2) + 0.5, rows=-(-len(tasks) // 2), cols=min(2, len(tasks)), sharey=True, squeeze=False
-    )
-    width = 0.8 / len(methods)
-    for ax, task in zip(axes.ravel(), tasks):
-        for j, m in enumerate(methods):
-            r = rows[(rows.method == m) & (rows.task == task)].sort_values('k')
-            at = r.k - 0.4 + width * (j + 0.5)
-            draw_intervals(ax, at, r.value, *uncertainty_bounds(r), m, bar=0.92 * width, label=titles[m])
-        for k in (1, 2, 3):
-            ax.plot(
-                [k - 0.43, k + 0.43],
-                [chance(per_query, k)[task]] * 2,
-                color='k',
-                lw=1.6,
-                label='chance' if k == 1 else None,
-            )
-        ax.set_title(api.task_title(task))
-        ax.set_xticks([1, 2, 3], ['R@1', 'R@2', 'R@3'])
-        ax.grid(axis='y')
-        ax.tick_params(axis='x', length=0)
-    for ax in axes[:, 0]:
-        ax.set_ylabel('%')
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
-    return fig

@@ -109,7 +109,7 @@ def untrained_methods(names: list, backbone, seed=0, read: TextMemory = None, gi
 def share_texts(method, backbone, read: TextMemory = None):
     "A method that reads its texts from `read`, if it can and is over the same backbone."
     shares = read is not None and isinstance(method, api.SharesTexts) and method.backbone is backbone
-    return method.reading(read) if shares else method
+    return method.with_text_memory(read) if shares else method
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #a027d109
 def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) -> Entry:

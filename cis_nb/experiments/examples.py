@@ -119,11 +119,13 @@ def lines_of(per_query, methods, task, draw, query_id) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/05_examples.ipynb #ae3c0fab
 def condition_lines(
-    per_query, method: str, kind: str
+    per_query,
+    method: str,
+    tasks,  # names
 ) -> pd.DataFrame:  # its lines of one reference, a line per condition
-    "The reference of the tasks about `kind` that has most conditions; of several, the one with most targets at rank 1."
+    "The reference of some tasks that has most conditions; of several, the one with most targets at rank 1."
     mine = (
-        per_query[(per_query.method == method) & per_query.task.str.endswith(kind)]
+        per_query[(per_query.method == method) & per_query.task.isin(tasks)]
         .sort_values(['task', 'condition', 'draw', 'query_id'])
         .drop_duplicates(['reference', 'condition'])
     )

@@ -6,7 +6,8 @@
 __all__ = ['VERDICT_PHRASES', 'share_images', 'summary', 'load_genecis_tasks', 'readable', 'draw_benchmarks', 'tasks_by_draw',
            'GenecisTasks', 'genecis_tasks', 'GenecisRun', 'run_genecis', 'overview_table', 'training_row',
            'trainings_table', 'annotation_rankings', 'untrained_results', 'mean_cells', 'draw_table', 'feature_norms',
-           'comparison_sentence', 'count_verdicts', 'won_strips', 'failure_strips', 'condition_strip']
+           'headline', 'with_intervals', 'recall_bars', 'comparison_sentence', 'count_verdicts', 'won_strips',
+           'failure_strips', 'condition_strip']
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #6ccbbc96
 from dataclasses import dataclass, replace
@@ -18,12 +19,25 @@ import torch
 
 from .. import api
 from ..backbones.loading import load_backbone
-from ..benchmarks.genecis import TASKS, TITLES, GeneCISBenchmark, load_genecis
+from ..benchmarks.genecis import TASK_GROUPS, TASKS, TITLES, GeneCISBenchmark, load_genecis
 from ..benchmarks.genecis_construction import Rules, build_genecis
 from ..data.image_sources import union
 from ..core.store import manifest
 from ..data.datasets import annotations_root
-from .comparison import UNTRAINED, hits, verdict
+from ..core.plotting import draw_intervals, page
+from cis_nb.experiments.comparison import (
+    UNTRAINED,
+    chance,
+    compare,
+    format_uncertainty,
+    gain,
+    hits,
+    over_seeds,
+    paper_numbers,
+    seeds,
+    uncertainty_bounds,
+    verdict,
+)
 from .entries import Entry, read_cached, untrained_methods
 from .examples import failures, first_ranked, lines_of, condition_lines, won_by
 from .matrix import MatrixRun, rank_all, rank_entries, unsolved_tasks
@@ -134,7 +148,7 @@ def genecis_tasks(p: dict, crop_mode='official') -> GenecisTasks:
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     there, missing = load_genecis_tasks(root, p['tasks'], p['templates'], p['draws'], rules, crop_mode, p['seed'])
     if crop_mode != 'official':  # whole images have no crop
-        there = {(d, t): b for (d, t), b in there.items() if t.endswith('attribute')}
+        there = {(d, t): b for (d, t), b in there.items() if t in TASK_GROUPS['attribute']}
     tasks, broken = readable(share_images(there), model)
     missing |= broken
     return GenecisTasks(root, rules, model, draw_benchmarks(tasks, missing), missing)
@@ -237,6 +251,83 @@ def feature_norms(task: Task, model, n: int = 64) -> tuple:  # image, text
     texts = model.encode_text(sorted(set(task.queries.condition))[:n])
     return tuple(float(f.norm(dim=-1).mean()) for f in (images, texts))
 
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #0e5b7c29
+def headline(per_query, results, titles: dict, seed=0, plain=('image_text', 'image_only', 'text_only')) -> str:
+    "One line: the `plain` methods by R@1, then what each trained method gains over the first of them."
+    mean = results[results.k == 1].groupby('method', sort=False).tail(1)
+    order = mean[mean.method.isin(plain)].sort_values('value', ascending=False)
+    if not len(order):
+        return 'nothing to evaluate'
+    sure = [verdict(compare(per_query, a, b, seed=seed)) == 'better' for a, b in zip(order.method, order.method[1:])]
+    guess = chance(per_query).mean()
+    words = [
+        f'{titles[r.method]} {r.value:.1f}{" > " if s else " ≈ "}'
+        for r, s in zip(order.itertuples(), [*sure, order.ci_low.iloc[-1] > guess])
+    ]
+    gains = (
+        [gain(per_query, results, m, titles[m], plain[0], seed) for m in titles if seeds(per_query, m)]
+        if plain[0] in set(order.method)
+        else []
+    )
+    return '; '.join([''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks)', *gains])
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #a40e3dc9
+def with_intervals(
+    results,  # rows of this run
+    guess,  # from `chance`
+    titles: dict,  # method -> words
+    papers=(),  # tables of the paper to quote
+) -> pd.DataFrame:
+    "R@1 of each method on each task with interval or standard deviation, and the papers' numbers below."
+    one, printed = over_seeds(results[results.k == 1]), [paper_numbers(p) for p in papers]
+    tasks = sorted(one.task.unique(), key='mean'.__eq__)  # the mean last
+    cell, rows = {(r.method, r.task): format_uncertainty(r) for r in one.itertuples()}, []
+    for m in one.method.unique():
+        rows.append([titles[m], *(cell.get((m, t), '–') for t in tasks)])
+        for p in printed:
+            theirs = p[(p.k == 1) & (p.method == m)].set_index('task').value
+            if len(theirs):
+                rows.append(
+                    [f'– paper, {p.backbone.mode()[0]}', *(f'{theirs[t]:.1f}' if t in theirs else '–' for t in tasks)]
+                )
+    floor, n = dict(guess, mean=guess.mean()), one.groupby('task').n.max()
+    rows += (
+        [['Chance', *(f'{floor[t]:.1f}' for t in tasks)], ['queries', *(f'{n[t]:,}' for t in tasks)]]
+        if len(one)
+        else []
+    )
+    return pd.DataFrame(rows, columns=['R@1 [95 % interval], ± over seeds', *map(api.task_title, tasks)])
+
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #2afc21df
+def recall_bars(results, per_query, titles: dict):
+    "R@1, R@2, R@3 of every method on every task, with intervals."
+    tasks, methods, rows = list(per_query.task.unique()), list(titles), over_seeds(results)
+    fig, axes = page(
+        2.35 * -(-len(tasks) // 2) + 0.5, rows=-(-len(tasks) // 2), cols=min(2, len(tasks)), sharey=True, squeeze=False
+    )
+    width = 0.8 / len(methods)
+    for ax, task in zip(axes.ravel(), tasks):
+        for j, m in enumerate(methods):
+            r = rows[(rows.method == m) & (rows.task == task)].sort_values('k')
+            at = r.k - 0.4 + width * (j + 0.5)
+            draw_intervals(ax, at, r.value, *uncertainty_bounds(r), m, bar=0.92 * width, label=titles[m])
+        for k in (1, 2, 3):
+            ax.plot(
+                [k - 0.43, k + 0.43],
+                [chance(per_query, k)[task]] * 2,
+                color='k',
+                lw=1.6,
+                label='chance' if k == 1 else None,
+            )
+        ax.set_title(api.task_title(task))
+        ax.set_xticks([1, 2, 3], ['R@1', 'R@2', 'R@3'])
+        ax.grid(axis='y')
+        ax.tick_params(axis='x', length=0)
+    for ax in axes[:, 0]:
+        ax.set_ylabel('%')
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
+    return fig
+
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #4547e19a
 VERDICT_PHRASES = {'better': 'is better than', 'worse': 'is worse than', 'undecided': 'is undecided against'}
 
@@ -284,13 +375,14 @@ def failure_strips(tasks: dict, per_query: pd.DataFrame, method: str, beside: li
     return strips
 
 
-def condition_strip(tasks: dict, per_query: pd.DataFrame, method: str, kind: str, n: int = 6) -> list:
-    "The reference with most conditions in the tasks about `kind`, and the first image for each; one row, or none."
-    lines = list(condition_lines(per_query, method, kind).iloc[:n].itertuples())
+def condition_strip(tasks: dict, per_query: pd.DataFrame, method: str, group: str, n: int = 6) -> list:
+    "The reference with most conditions in a group of tasks, and the first image for each; one row, or none."
+    lines = list(condition_lines(per_query, method, TASK_GROUPS[group]).iloc[:n].itertuples())
     if not lines:
         return []
     images = [tasks[r.draw, r.task].load(r.top[0]) for r in lines]
     reference = tasks[lines[0].draw, lines[0].task].load(lines[0].reference)
-    heads = ['reference', *(f'{r.task.split("_")[0]}: {r.condition}' for r in lines)]
+    verbs = {task: verb for verb in ('focus', 'change') for task in TASK_GROUPS[verb]}
+    heads = ['reference', *(f'{verbs[r.task]}: {r.condition}' for r in lines)]
     marks = ['reference', *('target' if r.rank == 1 else 'wrong' for r in lines)]
     return [dict(images=[reference, *images], titles=heads, outlines=marks)]

@@ -74,7 +74,7 @@ def photo_relations(data: str, world_images: int, size: int, captions: str = 'al
 def relation_counts(r: PhotoRelations) -> pd.DataFrame:
     "Photographs, and rows of each kind, in each split."
     counts = r.table.groupby(['split', 'kind']).size().unstack(fill_value=0)
-    counts.insert(0, 'photos', r.photos.table.split.value_counts())
+    counts.insert(0, 'images', r.photos.table.split.value_counts())
     return counts.loc[[s for s in PHOTO_SPLITS[:3] if s in counts.index]].reset_index()
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #80b29415

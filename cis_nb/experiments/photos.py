@@ -69,7 +69,7 @@ class CaptionedPhotos:
 
 
 def captioned_photos(data: str, world_images: int, size: int) -> CaptionedPhotos:
-    "The folder `data`, or `photos` scenes of the drawn world; packed as squares of `size` pixels on first use."
+    "The folder `data`, or `world_images` scenes of the drawn world; packed as squares of `size` pixels on first use."
     root = captions_root(data, world_images)
     held_out = evaluation_images(root, size)
     table = pd.read_parquet(held_out.folder / 'images.parquet').set_index('key')
@@ -80,7 +80,7 @@ def split_sizes(photos: CaptionedPhotos) -> pd.DataFrame:
     "Photographs and captions of each split."
     parts = [(s, photos.table[photos.table.split == s]) for s in PHOTO_SPLITS]
     rows = [(s, len(t), int(t.captions.map(len).sum())) for s, t in parts if len(t)]
-    return pd.DataFrame(rows, columns=['split', 'photos', 'captions'])
+    return pd.DataFrame(rows, columns=['split', 'images', 'captions'])
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #782b411f
 def photo_samples(pairs: CaptionedImages, n: int = 10, rows: int = 2):
@@ -197,18 +197,18 @@ def validation_weight(photos: CaptionedPhotos, model, weights, **rule) -> float:
     return best_weight(index, words, queries, weights)
 
 
-CHOSEN_WEIGHT = 'photo + words (weight {}, chosen)'
+CHOSEN_WEIGHT = 'Image + Text, weight {} (chosen)'
 
 
 def method_precisions(search: ComposedSearch, curve: pd.DataFrame, weight: float) -> dict:  # title -> precision
-    "Precision by subject and condition: photo, words, sums (the chosen one is `CHOSEN_WEIGHT`) and text search."
-    weights = {'photo only': 0.0, 'words only': 1.0}
+    "Precision by subject and condition of image, condition, their sums, and subject with condition in words."
+    weights = {'Image only': 0.0, 'Text only': 1.0}
     if weight != 0.5:
-        weights['photo + words (weight 0.5)'] = 0.5
+        weights['Image + Text'] = 0.5
     weights[CHOSEN_WEIGHT.format(weight)] = weight
     named = search.queries.who + ' ' + search.queries.condition
     by_text = search.precision(search.words(named))
-    return {title: curve[w] for title, w in weights.items()} | {'text search: who + words': by_text}
+    return {title: curve[w] for title, w in weights.items()} | {'Text only, subject + condition': by_text}
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #4e81828c
 def precision_rows(precisions: dict, kinds: list, protocol: Protocol, seed: int = 0, **labels) -> pd.DataFrame:
@@ -251,7 +251,7 @@ def weight_figure(curves: dict, chance: float, seed: int = 0):
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #cf62a1b3
 def subtraction_effect(search: ComposedSearch, weight: float, seed: int = 0) -> pd.DataFrame:
-    "Precision of photo + words and of photo − word + word; no line if no reference shows another condition."
+    "Precision with and without subtraction of the reference's own condition; no line if no reference has one."
     sub = search.queries[search.queries.instead != ''].reset_index(drop=True)
     if not len(sub):
         return pd.DataFrame()
@@ -260,7 +260,7 @@ def subtraction_effect(search: ComposedSearch, weight: float, seed: int = 0) -> 
     added, exchanged = (search.precision(q, sub).sort_index() for q in (compose_features(image, plus, weight), swapped))
     d = paired_bootstrap(exchanged, added, seed=seed)
     difference = f'{d.diff:+.1f}  [{d.low:+.1f}, {d.high:+.1f}]'.replace('-', '−')
-    row = {'queries': len(added), 'photo + words': added.mean(), 'photo − word + word': exchanged.mean()}
+    row = {'queries': len(added), 'condition added': added.mean(), 'own condition subtracted': exchanged.mean()}
     return pd.DataFrame([row | {'difference': difference}])
 
 

@@ -58,6 +58,7 @@ class PromptedBenchmark:
     prompt: str  # of methods with a pseudo-word
     text: str = '{condition}'  # of all other methods
     only: str = ''  # the name of the one method that is evaluated so; empty: all methods
+    order: str = ''  # of two captions, a name in `CAPTION_ORDERS`; empty: there is one
 
     @property
     def name(self) -> str:
@@ -198,9 +199,10 @@ def rank_table(run: MatrixRun, name: str) -> pd.DataFrame:
 CAPTION_ORDERS = dict(forward='A and B', reverse='B and A', both='average')  # order -> heading
 
 
-def order_row(run: MatrixRun, method: str, name: str, seed: int = 0) -> list:  # texts
-    "R@10 and R@50 of each order, and two differences of R@10; the benchmarks are called `<name>, <order>`."
-    parts = {f'{name}, {o}': o for o in CAPTION_ORDERS}
+def order_row(run: MatrixRun, method: str, benchmarks: list, seed: int = 0) -> list:  # texts
+    "R@10 and R@50 of each order, and two differences of R@10; `benchmarks`: a `PromptedBenchmark` for each order."
+    named = {b.order: b.name for b in benchmarks}
+    parts = {named[o]: o for o in CAPTION_ORDERS}
     mine = run.results[(run.results.method == method) & (run.results.task == 'mean')]
     found = [mine[(mine.benchmark == b) & (mine.metric == 'recall')] for b in parts]
     cells = {(b, r.k): format_uncertainty(r) for b, rows in zip(parts, found) for r in over_seeds(rows).itertuples()}
@@ -211,13 +213,13 @@ def order_row(run: MatrixRun, method: str, name: str, seed: int = 0) -> list:  #
     return [*(cells[b, k] for b in parts for k in (10, 50)), *changes]
 
 
-def order_table(run: MatrixRun, own: dict, seed: int = 0) -> pd.DataFrame:
-    "`order_row` of each method with the common prompt, and with its `own` (method -> prompt) below it."
-    rows = []
+def order_table(run: MatrixRun, benchmarks: list, seed: int = 0) -> pd.DataFrame:
+    "`order_row` of each method with the common prompt, and with a prompt of its own below it; of `PromptedBenchmark`s."
+    ordered, rows = [b for b in benchmarks if b.order], []
     for m, title in run.titles.items():
-        rows.append([title, *order_row(run, m, 'fashioniq', seed)])
-        if m in own:
-            rows.append([f'{title}, “{own[m]}”', *order_row(run, m, 'fashioniq, own prompt', seed)])
+        rows.append([title, *order_row(run, m, [b for b in ordered if not b.only], seed)])
+        if own := [b for b in ordered if b.only == m]:
+            rows.append([f'{title}, “{own[0].prompt}”', *order_row(run, m, own, seed)])
     heads = [f'{CAPTION_ORDERS[o]}, {k}' for o in CAPTION_ORDERS for k in (10, 50)]
     return pd.DataFrame(rows, columns=['', *heads, 'B and A − A and B', 'average − A and B'])
 

@@ -290,14 +290,14 @@ def sampling_table(rates: pd.DataFrame) -> pd.DataFrame:
     "Sampling all at once and one by one; `rates` of `triplet_rates`."
     peak, times = [f'{b / 2**30:.2f} GiB' for b in rates.peak_bytes], [f'{t:.1f}×' for t in rates.times]
     names = dict(per_second='per second', cpu_seconds='seconds of the processor')
-    shown = ['way', 'triplets', 'seconds', 'seconds of the processor', 'per second', 'times', 'peak']
+    shown = ['implementation', 'triplets', 'seconds', 'seconds of the processor', 'per second', 'times', 'peak']
     return rates.assign(peak=peak, times=times).rename(columns=names)[shown]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #5f48af9c
 def end_to_end_rates(
     backbone: str, batch_size: int, steps: int, device: str, projection: int = 2560, hidden: int = 5120, seed: int = 0
 ) -> tuple:  # DataFrame of `training_rates`, bytes
-    "Three ways to train a Combiner over a named backbone with random weights, and the most memory that they took."
+    "Three implementations of a Combiner's training over a backbone with random weights, and their peak memory."
     cuda, model = torch.device(device).type == 'cuda', load_backbone(backbone, 'none', device=device)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -306,7 +306,7 @@ def end_to_end_rates(
 
 
 def combiner_table(rates: pd.DataFrame) -> pd.DataFrame:
-    "Steps and triplets per second of the three ways; `rates` of `training_rates`."
+    "Steps and triplets per second of the three implementations; `rates` of `training_rates`."
     names = dict(steps_per_s='steps per second', triplets_per_s='triplets per second')
     return rates.assign(times=[f'{t:.2f}×' for t in rates.times]).rename(columns=names)
 
@@ -336,10 +336,10 @@ def corpus_sentence(corpus: Corpus, parser: str) -> str:
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #28685c07
 def lincir_table(rates: pd.DataFrame) -> pd.DataFrame:
-    "Seconds, operations, memory and captions per second of the ways to make a step; `rates` of `lincir_rates`."
+    "Seconds, operations, memory and captions per second of the implementations of a step; `rates` of `lincir_rates`."
     return pd.DataFrame(
         {
-            'way': rates.way,
+            'implementation': rates.implementation,
             'seconds': [number_or_dash(v, '.3f') for v in rates.seconds],
             'operations': [number_or_dash(v / 1e9, ',.1f', ' G') for v in rates.operations],
             'GiB of GPU memory': [number_or_dash(v / 2**30, '.1f') for v in rates.bytes],
@@ -372,10 +372,10 @@ def projection_table(trainings: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #ddd3155c
 def gallery_ranking_table(rates: pd.DataFrame) -> pd.DataFrame:
-    "The ways to rank a gallery; `rates` of `ranking_rates`."
+    "The implementations of ranking; `rates` of `ranking_rates`."
     return pd.DataFrame(
         {
-            'way': rates.way,
+            'implementation': rates.implementation,
             'images': [f'{n:,}' for n in rates.images],
             'seconds': [f'{s:.2f}' for s in rates.seconds],
             'billion operations per second': rates.gflops,
@@ -469,13 +469,12 @@ class Measurement:
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #15de65eb
 def encoding_measurements(counts: EncodingCounts) -> list:  # of Measurement
     "Images encoded, by the kind of the task (object, attribute) and in all."
-    kinds = {
-        kind: [t for t in counts.tasks if t.endswith(kind)] for kind in sorted({t.split('_')[1] for t in counts.tasks})
-    }
+    kinds = {kind: [t for t in counts.tasks if t in TASK_GROUPS[kind]] for kind in ('attribute', 'object')}
     anew, every = 'every template anew', 'all tasks and methods'
     by_kind = [
         Measurement(f'images encoded, {kind} tasks, one method', anew, counts.uses_per_image(tasks), '', '×')
         for kind, tasks in kinds.items()
+        if tasks
     ]
     return by_kind + [
         Measurement(f'images encoded, {every}', anew, counts.ratio('images'), '≥ 8', '×'),
@@ -519,7 +518,7 @@ def mining_measurements(parsing: dict, english: bool, drawn: pd.DataFrame, n: in
 
 def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str) -> list:  # of Measurement
     "Training a Combiner over the small backbone, and LinCIR over a named text tower."
-    rate, again = combiner.set_index('way').steps_per_s, 'every image encoded again'
+    rate, again = combiner.set_index('implementation').steps_per_s, 'every image encoded again'
     stored, both = rate['stored features'] / rate[again], rate['both towers train'] / rate[again]
     captions, padded = f'LinCIR over {tower}, captions per second', 'padded, nothing kept'
     return [
@@ -531,13 +530,13 @@ def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #59623f12
 def ranking_measurements(rates: pd.DataFrame, queries: int, images: int, dim: int) -> list:  # of Measurement
     "Ranking in chunks; only two million images of 512 numbers have goals."
-    way, real = rates.set_index('way'), images >= 2_000_000 and queries >= 2000 and dim >= 512
-    mine, what = way.loc['ranking in chunks'], f'ranking {images:,} images'
-    faiss = mine.share / way.share['FAISS flat']
+    by_name, real = rates.set_index('implementation'), images >= 2_000_000 and queries >= 2000 and dim >= 512
+    mine, what = by_name.loc['ranking in chunks'], f'ranking {images:,} images'
+    faiss = mine.share / by_name.share['FAISS flat']
     gib = mine.peak_bytes / 2**30
     curve = [
         Measurement(f'seconds for {name}', 'the whole gallery alone', r.seconds / mine.seconds, '', '×')
-        for name, r in way.iterrows()
+        for name, r in by_name.iterrows()
         if name.endswith('growing galleries')
     ]
     return [
@@ -575,7 +574,7 @@ def projection_measurements(trainings: pd.DataFrame) -> list:  # of Measurement
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #8c9de515
 def end_to_end_measurements(name: str, batch_size: int, rates: pd.DataFrame, memory: int) -> list:  # of Measurement
     "Steps per second of a large backbone that learns with its Combiner, and their bytes of memory."
-    steps = rates.set_index('way').steps_per_s['both towers train']
+    steps = rates.set_index('implementation').steps_per_s['both towers train']
     return [
         Measurement(f'{name} and Combiner, steps of {batch_size}', 'a count', steps, '', '/s'),
         Measurement(f'memory of {name} and Combiner', 'a count', memory / 2**30, '', 'GiB'),

@@ -109,7 +109,7 @@ class FeatureMethod:
         q = l2_normalize(self.encode_query(ref[row], [t for texts in queries.texts for t in texts]))
         return l2_normalize(torch.zeros(len(queries), q.shape[1]).index_add_(0, row, q))
 
-    def reading(self, read: TextMemory) -> 'FeatureMethod':
+    def with_text_memory(self, read: TextMemory) -> 'FeatureMethod':
         "The same method with its texts from `read`, where that holds features of the encoder that it reads with."
         return replace(self, read=read) if read.backbone is self.read.backbone else self
 

@@ -70,7 +70,7 @@ class Combiner(nn.Module):
         def layer():
             return nn.Sequential(nn.Linear(D, projection), nn.ReLU(), nn.Dropout(dropout))
 
-        self.read, self.see, self.normalise_inputs = layer(), layer(), normalise_inputs
+        self.text_layer, self.image_layer, self.normalise_inputs = layer(), layer(), normalise_inputs
         self.correct, self.share = (
             branch(2 * projection, hidden, D, dropout),
             branch(2 * projection, hidden, 1, dropout),
@@ -83,7 +83,7 @@ class Combiner(nn.Module):
         "The query: both features weighted by a learned share s in (0,1), and a learned correction."
         if self.normalise_inputs:
             x, e = F.normalize(x, dim=-1), F.normalize(e, dim=-1)
-        z = torch.cat([self.read(e), self.see(x)], 1)  # (B,2P)
+        z = torch.cat([self.text_layer(e), self.image_layer(x)], 1)  # (B,2P)
         s = self.share(z).sigmoid()  # (B,1)
         return F.normalize((self.correct(z) + s * e + (1 - s) * x).float(), dim=-1)
 
@@ -141,7 +141,7 @@ def index_triplets(
             + (
                 f' (the first needs {names[0].iloc[0]!r} and {names[1].iloc[0]!r})'
                 if len(table)
-                else '; more photos or a lower threshold give some'
+                else '; more images or a lower threshold give some'
             )
         )
     use = ok & ~(distractors & (rows[:, 2:] == rows[:, :2]).any(1))  # a target cannot be a negative
@@ -198,7 +198,7 @@ TRAINED_TOWERS = dict(none=(), text=('text',), image=('image',), both=('text', '
 
 
 def tower_of(name: str) -> str:
-    "Which half of a backbone a weight belongs to."
+    "Which tower of a backbone a weight belongs to."
     return 'image' if name.split('.')[0] == 'visual' else 'temperature' if name.startswith('logit') else 'text'
 
 
@@ -249,8 +249,8 @@ class CombinerBatches(BaseObjective):
         self.live, self.others, self.modules = TRAINED_TOWERS[tune], NEGATIVES[negatives], {'combiner': net}
         if self.live:
             self.modules['backbone'] = PartiallyFrozen(backbone, tune, bn_mode)
-        self.seen = ImageInputs(images, backbone, 'image' in self.live)
-        self.data = index_triplets(table, self.seen.index, 'far' in self.others)
+        self.image_inputs = ImageInputs(images, backbone, 'image' in self.live)
+        self.data = index_triplets(table, self.image_inputs.index, 'far' in self.others)
         self.words = None if 'text' in self.live else text_features(backbone, self.data.texts)[self.data.texts]
         self.inputs = self._task_inputs(images) if 'image' in self.live else {}
         left_out = {
@@ -261,7 +261,7 @@ class CombinerBatches(BaseObjective):
 
     def _task_inputs(self, images: ImageSource) -> dict:  # key of an image source -> ImageInputs
         "The images of the tasks, for a tower that trains."
-        own = {images.key: self.seen}
+        own = {images.key: self.image_inputs}
         for task in self.tasks.values():
             if task.source.key not in own:
                 own[task.source.key] = ImageInputs(task.source, self.backbone, True)
@@ -271,10 +271,11 @@ class CombinerBatches(BaseObjective):
         "A batch: images of all references, all targets, perhaps all distractors; B conditions."
         rows, words, size = self.data.rows[ids], self.data.word[ids], self.backbone.image_size
         wanted = rows[:, : 3 if 'far' in self.others else 2].T.ravel()
-        seen = torch.from_numpy(self.seen.array[wanted])
-        if self.seen.live:
-            seen = random_shift_brightness(seen, rng) if seen.shape[-1] == size else random_crops(seen, rng, size)
-        return seen, [self.data.texts[w] for w in words] if self.words is None else self.words[words]
+        images = torch.from_numpy(self.image_inputs.array[wanted])
+        if self.image_inputs.live:
+            shape_kept = images.shape[-1] == size
+            images = random_shift_brightness(images, rng) if shape_kept else random_crops(images, rng, size)
+        return images, [self.data.texts[w] for w in words] if self.words is None else self.words[words]
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #4138322e
 class CombinerLoss(CombinerBatches):
@@ -282,21 +283,21 @@ class CombinerLoss(CombinerBatches):
 
     name, betas = 'combiner', (0.9, 0.999)
 
-    def see(self, seen):
+    def encode_images(self, images):
         "Raw features (B,D) of images: encoded where the tower trains, else those of the store."
         return (
-            self.backbone.encode_image(self.backbone.normalise(seen))
-            if self.seen.live
-            else seen.to(self.backbone.device)
+            self.backbone.encode_image(self.backbone.normalise(images))
+            if self.image_inputs.live
+            else images.to(self.backbone.device)
         )
 
-    def read(self, texts):
+    def encode_texts(self, texts):
         "Raw features (B,D) of conditions: encoded where the tower trains, else those of the store."
         return self.backbone.encode_text(texts) if self.words is None else texts.to(self.backbone.device)
 
     def loss(self, batch):
         "The contrastive loss of a batch, references and targets and perhaps distractors stacked as (2B or 3B,·)."
-        x, e = self.see(batch[0]), self.read(batch[1])
+        x, e = self.encode_images(batch[0]), self.encode_texts(batch[1])
         ref, target, *far = x.chunk(3 if 'far' in self.others else 2)
         others = [dict(ref=ref, far=far[0] if far else None)[k] for k in self.others]
         return query_target_loss(
@@ -522,7 +523,9 @@ class CombinerPlugin(Plugin):
     paper_row = 'Combiner (GeneCIS)'
     variants = {
         'combiner_cirr': Style('Combiner (CIRR)', '#8B5A2B', 'Combiner'),
-        'combiner_original': Style('Combiner (CIRR), as first published'),
+        'combiner_original': Style(
+            'Combiner (CIRR), as first published', paper_row='Combiner', paper_setting='source=original'
+        ),
     }
 
     def variant(self, config) -> str:
@@ -558,22 +561,22 @@ class Encoding(CombinerLoss):
 
     def __init__(self, backbone, net, table, images, **kw):
         super().__init__(backbone, net, table, images, {}, tune='none', **kw)
-        self.seen, self.words = ImageInputs(images, backbone, True), None
-        self.data = index_triplets(table, self.seen.index)
+        self.image_inputs, self.words = ImageInputs(images, backbone, True), None
+        self.data = index_triplets(table, self.image_inputs.index)
 
-    def see(self, seen):
+    def encode_images(self, images):
         "As its parent, without gradients."
         with torch.no_grad():
-            return super().see(seen)
+            return super().encode_images(images)
 
-    def read(self, texts):
+    def encode_texts(self, texts):
         "As its parent, without gradients."
         with torch.no_grad():
-            return super().read(texts)
+            return super().encode_texts(texts)
 
 
 def random_triplets(n: int, size: int, images: int = 64, conditions: int = 200, seed: int = 0) -> tuple:
-    "Triplets of noise (table, ImageSource): how long a step takes does not depend on what is seen."
+    "Triplets of noise (table, ImageSource): how long a step takes does not depend on what they show."
     rng = np.random.default_rng(seed)
     names, side = [f'p{i}' for i in range(images)], stored_size(size)
     array = rng.integers(0, 256, (images, 3, side, side), dtype=np.uint8)
@@ -599,7 +602,7 @@ def training_rates(
     hidden: int = 5120,
     dtype: str = 'auto',
     seed: int = 0,
-) -> pd.DataFrame:  # way, seconds, steps_per_s, triplets_per_s, times
+) -> pd.DataFrame:  # implementation, seconds, steps_per_s, triplets_per_s, times
     "Steps and triplets per second of three ways to train a Combiner, and how many times the slow way is passed."
     from cis_nb.training.loop import accelerator_for, adamw, update
 
@@ -624,7 +627,8 @@ def training_rates(
         'both towers train': both_towers,
     }
     rows = [
-        dict(way=way, seconds=_median_step(make(), acc, adamw, update, batch_size, steps)) for way, make in ways.items()
+        dict(implementation=name, seconds=_median_step(make(), acc, adamw, update, batch_size, steps))
+        for name, make in ways.items()
     ]
     backbone.eval().requires_grad_(True)  # no weight has changed: the rate was zero
     out = pd.DataFrame(rows)

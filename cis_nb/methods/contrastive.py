@@ -208,6 +208,13 @@ class Contrastive(BaseObjective):
         "A drawn stream is read from its beginning, photographs are shuffled."
         return self.data.in_order
 
+    @property
+    def panels(self) -> dict:
+        "One panel for all that is measured on held-out images and captions."
+        found = ['image to caption', 'caption to image', *(['twins'] if self.held_out.get('twins') else [])]
+        names = ['mean', *found, *(p.name for p in self.held_out.get('probes', ()))]
+        return {'images and captions': {n: n for n in names}}
+
     def prepare(self, ids, rng):
         images, texts = self.data.batch(ids)
         return random_shift_brightness(images, rng), texts
@@ -273,7 +280,7 @@ class ContrastivePlugin(Plugin):
     reading = (
         'A short run shows that every part works: the loss falls and retrieval rises above chance. A CLIP trained on '
         'the world learns background and colour first, patterns and shapes of small objects much later. How good it '
-        'gets takes the long runs of the profile `full`.'
+        'gets takes long runs.'
     )
 
     def backbone_contract(self, config) -> type:

@@ -353,17 +353,17 @@ def lincir_rates(
     dtype: str = 'auto',
     seed: int = 0,
     uses: float = USES,
-) -> pd.DataFrame:  # way, seconds, operations, bytes, captions_per_s, times
+) -> pd.DataFrame:  # implementation, seconds, operations, bytes, captions_per_s, times
     """A training step three ways: seconds, operations, memory, captions per second, and how many times the first way
     is passed."""
     rows, rng = [], np.random.default_rng(seed)
     batches = [rng.integers(0, len(corpus), batch_size) for _ in range(steps + 1)]
-    for way, kind, n in (
+    for name, kind, n in (
         ('padded, nothing kept', Padded, 0),
         ('padded, meanings kept', Padded, uses),
         ('cut, meanings kept', SelfMasking, uses),
     ):
         o = kind(backbone, Phi(backbone.D, backbone.W).to(backbone.device), corpus, {}, store_features=False)
-        rows.append(dict(way=way, **step_rate(o, batches, dtype, seed, n)))
+        rows.append(dict(implementation=name, **step_rate(o, batches, dtype, seed, n)))
     out = pd.DataFrame(rows)
     return out.assign(captions_per_s=batch_size / out.seconds, times=out.seconds[0] / out.seconds)

@@ -356,7 +356,7 @@ def _checked(relations, n, filter, threshold, lookup, partner):
     if threshold > 5 and filter != 'none':
         raise ValueError(f'threshold {threshold} is above 5, the highest rating; published: 4.8')
     if not len(relations):
-        raise ValueError('the relation table is empty: no caption of these photos has a relation between two nouns')
+        raise ValueError('the relation table is empty: no caption of these images has a relation between two nouns')
 
 # %% ../../nbs/03_mining/03_triplets.ipynb #152363f3
 def _as_table(relations, rows, score, rounds, modifiers) -> pd.DataFrame:
@@ -544,6 +544,8 @@ def _in_new_process(*args) -> dict:
 def triplet_rates(captions: int = 3_000_000, n: int = 1_600_000, one_by_one: int = 300, seed: int = 0) -> pd.DataFrame:
     "Both programs on the same table: seconds, triplets, peak bytes, triplets per second, speed-up over one by one."
     samples = {'all at once': n, 'one by one': one_by_one}
-    out = pd.DataFrame([dict(way=how, **_in_new_process(how, captions, k, seed)) for how, k in samples.items()])
+    out = pd.DataFrame(
+        [dict(implementation=how, **_in_new_process(how, captions, k, seed)) for how, k in samples.items()]
+    )
     out['per_second'] = out.triplets / out.seconds
     return out.assign(times=out.per_second / out.per_second.iloc[-1])

@@ -574,16 +574,18 @@ def _ranking_race(
         array = _random_gallery(Path(folder) / 'gallery', images, dim, dtype, seed)
         rank_gallery(q, array[:chunk], targets % chunk, **given)  # warms up
         alone, seconds, timed = _timed_pass(q, array, targets, chunk, **given)
-        rows = [dict(way='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes())]
+        rows = [
+            dict(implementation='ranking in chunks', images=images, seconds=seconds, peak_bytes=peak_memory_bytes())
+        ]
         both = [timed]
         if steps:
             curve, seconds, timed = _timed_pass(q, array, targets, chunk, subsets=growing, **given)
             assert (curve[images - queries].ranks == alone.ranks).all(), 'the largest gallery is the whole one'
-            way = f'{len(growing)} growing galleries'
-            rows.append(dict(way=way, images=images, seconds=seconds, peak_bytes=peak_memory_bytes()))
+            name = f'{len(growing)} growing galleries'
+            rows.append(dict(implementation=name, images=images, seconds=seconds, peak_bytes=peak_memory_bytes()))
             both.append(timed)
     assert (alone.ranks > 0).all() and (alone.top[:, : min(k, images)] >= 0).all()
-    plain = dict(way='plain matrix product', images=sum(len(t.seconds) * len(t.x) for t in both))
+    plain = dict(implementation='plain matrix product', images=sum(len(t.seconds) * len(t.x) for t in both))
     return [plain | dict(seconds=sum(sum(t.seconds) for t in both)), *rows]
 
 
@@ -600,7 +602,14 @@ def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed:
     index.search(q[:64], k)
     start = time.perf_counter()
     index.search(q, min(k, images))
-    return [dict(way='FAISS flat', images=images, seconds=time.perf_counter() - start, peak_bytes=peak_memory_bytes())]
+    return [
+        dict(
+            implementation='FAISS flat',
+            images=images,
+            seconds=time.perf_counter() - start,
+            peak_bytes=peak_memory_bytes(),
+        )
+    ]
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #2284eff6
 def _race_alone(which: str, **settings) -> list:
@@ -628,8 +637,9 @@ def ranking_rates(
     seed: int = 0,
 ) -> pd.DataFrame:
     """A plain matrix product, the ranking in chunks, the same with growing galleries and FAISS' flat index: columns
-    way, images, seconds, peak_bytes, gflops (billions of additions and multiplications per second) and share of the
-    plain product. The targets are the first `queries` images. ValueError for a step beyond the other images."""
+    implementation, images, seconds, peak_bytes, gflops (billions of additions and multiplications per second) and
+    share of the plain product. The targets are the first `queries` images.
+    ValueError for a step beyond the other images."""
     if wrong := [n for n in steps if not 0 <= n < images - queries]:
         raise ValueError(
             f'steps: {wrong[0]} distractors; allowed: from 0 to {images - queries - 1}, of {images} images'

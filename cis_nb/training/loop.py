@@ -150,7 +150,7 @@ class BaseObjective:
     ema: float = 0.0  # decay of the averaged weights, in [0,1); 0: no average
     betas: tuple = (0.9, 0.98)  # of AdamW, as CLIP uses
     decay_matrices_only: bool = True  # vectors, scalars and embedding tables do not decay
-    panels: tuple = ()  # first words of the validation's names; each has a panel in figures
+    panels: dict = {}  # title of a panel in figures -> {label: name that `validate` gives}
     counts: dict = {}  # what was read or left out, for the record of a run
     backbone: object = None  # that is trained or read, for the same record
 

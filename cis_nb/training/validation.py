@@ -67,7 +67,7 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
     return dict(
         images=[b.load(i) for i in (r.reference, *shown)],
         title=title,
-        titles=['reference', *map(str, range(1, len(top) + 1)), *['right'] * (len(shown) - len(top))],
+        titles=['reference', *map(str, range(1, len(top) + 1)), *['target'] * (len(shown) - len(top))],
         outlines=['reference', *['target' if i in targets else None for i in shown]],
     )
 
@@ -100,18 +100,23 @@ class Evaluation:
     examples: object  # draws two figures, `overview(before)` and `strips()`; see `RankedQueries`
 
 
+def _recall_name(task: str, k: int) -> str:
+    "R@`k` of a task in the history of a training."
+    return f'{task} R@{k}'
+
+
 class RetrievalValidation(BaseObjective):
     "The part of an objective that ranks held-out queries: `tasks` (name -> Task) and `method()` are the objective's."
 
     @property
-    def panels(self) -> tuple:
-        "The names of the tasks."
-        return tuple(self.tasks)
+    def panels(self) -> dict:  # name of a task -> {label: name in `validate`}
+        "A panel for each task."
+        return {k: {f'R@{n}': _recall_name(k, n) for n in recall_ks(task)} for k, task in self.tasks.items()}
 
     @property
     def metric(self) -> str:
         "What the best weights are chosen by."
-        return f'{next(iter(self.tasks))} R@1'
+        return _recall_name(next(iter(self.tasks)), 1)
 
     def rankings(self) -> dict:  # name -> (per_query, rows)
         "The method as it is now, evaluated on every task."
@@ -120,7 +125,7 @@ class RetrievalValidation(BaseObjective):
 
     def validate(self) -> dict:  # "name R@k" -> percent
         "A line of the training's history."
-        return {f'{k} R@{r.k}': r.value for k, (_, rows) in self.rankings().items() for r in rows.itertuples()}
+        return {_recall_name(k, r.k): r.value for k, (_, rows) in self.rankings().items() for r in rows.itertuples()}
 
     def evaluation(self, **labels) -> Evaluation:
         "Result rows, their protocols, and the rankings of every query."

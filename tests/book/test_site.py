@@ -183,6 +183,45 @@ BAD = """<!doctype html><meta charset="utf-8"><body><div class="bd-article"><h1>
 <img src="http://example.org/a.png"><div style="width:3000px">wide</div></div></body>"""
 
 
+FIRST = """(() => {
+  const seen = e => e.getClientRects().length && e.getBoundingClientRect().height > 0;
+  const place = name => {
+    const first = [...document.querySelectorAll('.bd-article ' + name)].find(seen);
+    return first ? Math.round(first.getBoundingClientRect().top + scrollY) : null;
+  };
+  return {screen: innerHeight, finding: place('.cis-finding'), table: place('.cell_output table'),
+          figure: place('.cell_output img')};
+})()"""
+
+
+def far_down(places: dict) -> list:
+    "What of finding, first table and first figure is missing, or does not begin within the first two screens."
+    found = {what: places[what] for what in ('finding', 'table', 'figure')}
+    return [f'{what} at {y}' for what, y in found.items() if y is None or y > 2 * places['screen']]
+
+
+@pytest.mark.browser
+def test_places_on_a_page_are_measured(browser, tmp_path):
+    body = '<p class="cis-finding">One</p><div class="cell_output" style="margin-top:2500px"><table><td>1</table></div>'
+    (tmp_path / 'deep.html').write_text(f'<!doctype html><div class="bd-article">{body}</div>')
+    browser.open(tmp_path / 'deep.html')
+    assert [place.split()[0] for place in far_down(browser.js(FIRST))] == ['table', 'figure']
+
+
+@pytest.mark.browser
+@pytest.mark.e2e
+def test_results_begin_within_the_first_two_screens(smoke, browser, tmp_path):
+    "The finding, the first table and the first figure of every experiment page."
+    names = [n for n in experiment_names(smoke) if re.match('05_train|0[6-9]_', n)]
+    assert '06_evaluation/your_own_method' in names  # its code stands above its results
+    browser.picture(tmp_path / 'first.png', 1300)
+    trouble = []
+    for name in names:
+        browser.open(smoke.home / 'reports' / 'smoke' / 'html' / f'{name}.html', FORMULAS)
+        trouble += [f'{name}: {place}' for place in far_down(browser.js(FIRST))]
+    assert not trouble, '\n'.join(trouble)
+
+
 @pytest.mark.browser
 def test_the_look_finds_what_it_looks_for(browser, tmp_path):
     (tmp_path / 'bad.html').write_text(BAD)

@@ -74,7 +74,7 @@ def test_coco_with_annotations_folder_and_karpathy_like_names(tmp_path):
     assert got.layout == 'COCO captions' and len(got.table) == 2
     assert got.skipped.counts() == {
         'caption of an image that is not listed': 1,
-        'caption of a photo that is not there': 1,
+        'caption of an image that is not there': 1,
     }
 
 
@@ -137,9 +137,9 @@ def test_bad_captions_are_counted_by_reason(tmp_path):
         'empty caption': 2,
         'caption that is not text': 3,
         'caption that is not UTF-8': 1,
-        'caption of a photo that is not there': 3,
+        'caption of an image that is not there': 3,
         'caption in a second split': 1,
-        'photo without a caption': 1,
+        'image without a caption': 1,
     }
     assert list(got.table.key) == ['000', '002', '003']
 
@@ -219,9 +219,9 @@ def test_key_collisions_and_ambiguous_names(tmp_path):
     got = read_photos(tmp_path)
     assert list(got.table.key) == ['2', 'a/1']
     assert got.skipped.counts() == {
-        'caption of a photo that is not there': 1,
-        'photo without a caption': 1,
-        'second photo of the same key': 1,
+        'caption of an image that is not there': 1,
+        'image without a caption': 1,
+        'second image of the same key': 1,
     }
 
 

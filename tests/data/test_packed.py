@@ -92,7 +92,7 @@ def test_no_photo_at_all_can_be_opened(tmp_path):
     root = folder(tmp_path / 'r', 2, 'captions.csv', 'image,caption\n000.jpg,a\n001.jpg,b\n')
     for i in range(2):
         (root / f'{i:03}.jpg').write_bytes(b'no image')
-    with pytest.raises(ValueError, match='none of 2 photos could be opened'):
+    with pytest.raises(ValueError, match='none of 2 images could be opened'):
         CaptionedImages(root)
     assert not list((tmp_path / 'store').rglob('manifest.json'))
 
@@ -241,5 +241,5 @@ def test_two_processes_pack_once(tmp_path):
 def test_coco_mini_is_read_and_packed():
     p = CaptionedImages(coco_mini, 'val', 32)
     assert p.layout == 'COCO captions' and p.splits == dict(train=80, val=79) and len(p) == 395
-    assert p.skipped.counts() == {'photo without a caption': 80}
+    assert p.skipped.counts() == {'image without a caption': 80}
     assert p.batch([0])[0].float().std() > 10

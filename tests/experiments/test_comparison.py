@@ -205,6 +205,6 @@ def test_summary_has_rows_of_every_seed_and_no_mean_of_half_the_tasks():
         and set(r.task[r.method == 'combiner']) == {'a', 'b', 'mean'}
         and set(r.task[r.method == 'task_specific']) == {'a'}
     )
-    assert 'of 2 seeds better' in cp.headline(
+    assert 'of 2 seeds better' in ev.headline(
         t[t.method != 'task_specific'], r[r.method != 'task_specific'], dict(image_text='Image + Text', combiner='C')
     )

@@ -17,7 +17,7 @@ from cis_nb.experiments.entries import Entry, read_cached
 from cis_nb.experiments.matrix import rank_benchmark, rank_entries, unsolved_tasks
 from cis_nb.retrieval.protocol import Benchmark, Protocol, Task, evaluate
 from cis_nb.api import Unsolved
-from cis_nb.benchmarks.genecis import TASKS
+from cis_nb.benchmarks.genecis import TASK_GROUPS, TASKS
 from cis_nb.methods import baselines as bl
 from cis_nb.methods.task_specific import FocusAttribute, SharedObjects, TaskSpecific, unknown_names
 
@@ -117,7 +117,7 @@ def test_shown_queries_follow_their_rules():
         3,
     ]
     asked = t.assign(task='focus_object', condition=['p', 'q', 'q', 'r'] * 2, reference=['i', 'i', 'j', 'j'] * 2)
-    assert examples.condition_lines(asked, 'c', 'object').condition.tolist() == [
+    assert examples.condition_lines(asked, 'c', TASK_GROUPS['object']).condition.tolist() == [
         'p',
         'q',
     ]  # both references have two; i has more right

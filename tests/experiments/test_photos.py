@@ -80,8 +80,8 @@ def test_the_chapter_on_a_small_dirty_folder_with_the_run_of_another_experiment(
     )
     assert f'run/{run.name}' in receipt['runs'] and receipt['params']['weights'] == ['05_train.photos', 'none']
     assert receipt['counts'] == {
-        'photos': 78,
-        'caption of a photo that is not there': 1,
+        'images': 78,
+        'caption of an image that is not there': 1,
         'file that is no image': 1,
         'damaged image': 1,
     }

@@ -27,7 +27,7 @@ def test_goals_have_a_direction_and_can_be_missed():
 
 def test_end_to_end_training_is_measured_without_a_gpu_too():
     rates, most = end_to_end_rates('tiny', 4, 1, 'cpu', projection=16, hidden=16)
-    assert list(rates.way) == ['stored features', 'every image encoded again', 'both towers train']
+    assert list(rates.implementation) == ['stored features', 'every image encoded again', 'both towers train']
     assert (rates.steps_per_s > 0).all() and most > 10**7
     assert np.isclose(rates.times[1], 1) and np.allclose(rates.triplets_per_s, 4 * rates.steps_per_s)
 

@@ -182,7 +182,7 @@ def damage(folder, how):
         f.write_bytes(b'')
     if how == 'other widths':
         t = load_file(f)
-        t['read.0.weight'] = t['read.0.weight'][:3].contiguous()
+        t['text_layer.0.weight'] = t['text_layer.0.weight'][:3].contiguous()
         save_file(t, f)
     if how == 'a tensor is missing':
         t = load_file(f)

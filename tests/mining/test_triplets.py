@@ -275,7 +275,7 @@ def test_a_small_validation_split_costs_no_training_triplets(tmp_path, monkeypat
 def test_rates_come_from_processes_of_their_own():
     r = T.triplet_rates(500, 3000, 5)
     assert (
-        r.way.tolist() == ['all at once', 'one by one']
+        r.implementation.tolist() == ['all at once', 'one by one']
         and r.triplets.tolist() == [3000, 5]
         and (r.peak_bytes > 10**7).all()
         and r.times.iloc[1] == 1
