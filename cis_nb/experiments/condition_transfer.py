@@ -31,7 +31,7 @@ from .comparison import compare_seeds, interval_envelope, verdict
 from .condvit_ablations import Variant
 from .entries import read_cached
 from .referred_search import ReferredRun, query_targets, rank_referred
-from .sweeps import format_differences, train_variants, variant_of
+from .sweeps import SweepParameters, format_differences, train_variants, variant_of
 from ..retrieval.metrics import ranks
 from ..retrieval.protocol import first_images
 from ..retrieval.statistics import bootstrap_ci
@@ -57,7 +57,7 @@ def transfer_variants(words, kept: int) -> dict:  # name -> Variant
 
 def products_left_out(p: dict, image_size: int, seed: int) -> tuple:  # kept, left out
     "How many products of the training in `p` have none of its held-out words in a caption, and how many have one."
-    c = settings(variant_of(p, dict(condition='text')))
+    c = settings(variant_of(SweepParameters.of(dict(changes={}) | p), dict(condition='text')))
     pairs = product_pairs(c.data, 'train', c.samples, stored_size(image_size), seed)
     kept = len(without_words(pairs, p['held_out']))
     return kept, len(pairs) - kept
@@ -69,7 +69,7 @@ def transfer_entries(p: dict, model) -> list:  # of Entry
     for s in p['seeds']:
         variants = transfer_variants(p['held_out'], products_left_out(p, model.image_size, s)[0])
         changes = {name: v.change for name, v in variants.items()}
-        out += train_variants(p | dict(changes=changes, seeds=[s]), model)
+        out += train_variants(SweepParameters.of(p | dict(changes=changes, seeds=[s])), model)
     return out
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #869aaede

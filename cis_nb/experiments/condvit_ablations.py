@@ -20,7 +20,7 @@ from ..core.plotting import color, forest, page
 from .combiner_ablations import claim_evidence
 from .comparison import format_uncertainty, interval_envelope, over_seeds, verdict
 from .referred_search import ReferredRun, leads, paper_table, run_referred
-from .sweeps import base_of, format_differences, train_variants
+from .sweeps import SweepParameters, base_of, format_differences, train_variants
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #338803db
 class Variant(NamedTuple):
@@ -68,7 +68,7 @@ def run_variants(p: dict, variants: dict) -> ReferredRun:  # variants: name -> V
     "LRVS-F by category, or its world, searched by every variant of the training in `p`, once for each of `seeds`."
     changes = {name: v.change for name, v in variants.items()}
     quiet = p | dict(changes=changes, methods=[], trainings=[], filtered=[])
-    run = run_referred(quiet, lambda model, _: train_variants(quiet, model))
+    run = run_referred(quiet, lambda model, _: train_variants(SweepParameters.of(quiet), model))
     run.per_query = run.per_query[run.per_query.task == 'category']
     run.benchmark.tasks = {'category': run.benchmark.tasks['category']}
     run.titles = {name: v.title for name, v in variants.items()}
@@ -83,7 +83,7 @@ def run_depth(p: dict) -> ReferredRun:
 
 def training_note(p: dict) -> str:
     "One line on the training that all variants share."
-    base = base_of(p)
+    base = base_of(SweepParameters.of(dict(changes={}) | p))
     return (
         f'{p["backbone"]}; {base["samples"]:,} products, {base["steps"]:,} steps of {base["batch_size"]}; '
         f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws its products, batches and new parameters'

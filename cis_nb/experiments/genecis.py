@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['VERDICT_PHRASES', 'share_images', 'summary', 'load_genecis_tasks', 'readable', 'draw_benchmarks', 'tasks_by_draw',
-           'GenecisTasks', 'genecis_tasks', 'GenecisRun', 'run_genecis', 'overview_table', 'training_row',
-           'trainings_table', 'annotation_rankings', 'untrained_results', 'mean_cells', 'draw_table', 'feature_norms',
-           'headline', 'with_intervals', 'recall_bars', 'comparison_sentence', 'count_verdicts', 'won_strips',
-           'failure_strips', 'condition_strip']
+           'GenecisTasks', 'GenecisParameters', 'genecis_tasks', 'GenecisRun', 'run_genecis', 'overview_table',
+           'training_row', 'trainings_table', 'annotation_rankings', 'untrained_results', 'mean_cells', 'draw_table',
+           'feature_norms', 'headline', 'with_intervals', 'recall_bars', 'comparison_sentence', 'count_verdicts',
+           'won_strips', 'failure_strips', 'condition_strip']
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #6ccbbc96
 from dataclasses import dataclass, replace
@@ -24,6 +24,7 @@ from ..benchmarks.genecis_construction import Rules, build_genecis
 from ..data.image_sources import union
 from ..core.store import manifest
 from ..data.datasets import annotations_root
+from ..core.parameters import ParameterSet
 from ..core.plotting import draw_intervals, page
 from cis_nb.experiments.comparison import (
     UNTRAINED,
@@ -141,17 +142,42 @@ class GenecisTasks:
         return tasks_by_draw(self.benchmarks)
 
 
-def genecis_tasks(p: dict, crop_mode='official') -> GenecisTasks:
+@dataclass(frozen=True)
+class GenecisParameters(ParameterSet):
+    "The data of an experiment on GeneCIS, and its backbone."
+
+    data: str
+    coco_images: int  # size of the world: scenes of the object tasks,
+    vaw_images: int  # of the attribute tasks,
+    caption_images: int  # and with captions
+    world_seed: int
+    tasks: list  # names
+    templates: int  # per task and draw, where they are built
+    draws: int
+    min_categories: int  # the thresholds of `Rules`
+    min_shared: int
+    far: int
+    backbone: str
+    pretrained: str
+    device: str
+    seed: int
+
+    @property
+    def rules(self) -> Rules:
+        "The rules by which templates are built."
+        return Rules(self.min_categories, self.min_shared, self.far)
+
+
+def genecis_tasks(p: GenecisParameters, crop_mode='official') -> GenecisTasks:
     "The tasks of the parameters, without images that cannot be read."
-    root = annotations_root(p['data'], p['coco_images'], p['vaw_images'], p['caption_images'], p['world_seed'])
-    rules = Rules(p['min_categories'], p['min_shared'], p['far'])
-    model = load_backbone(p['backbone'], p['pretrained'], p['device'])
-    there, missing = load_genecis_tasks(root, p['tasks'], p['templates'], p['draws'], rules, crop_mode, p['seed'])
+    root = annotations_root(p.data, p.coco_images, p.vaw_images, p.caption_images, p.world_seed)
+    model = load_backbone(p.backbone, p.pretrained, p.device)
+    there, missing = load_genecis_tasks(root, p.tasks, p.templates, p.draws, p.rules, crop_mode, p.seed)
     if crop_mode != 'official':  # whole images have no crop
         there = {(d, t): b for (d, t), b in there.items() if t in TASK_GROUPS['attribute']}
     tasks, broken = readable(share_images(there), model)
     missing |= broken
-    return GenecisTasks(root, rules, model, draw_benchmarks(tasks, missing), missing)
+    return GenecisTasks(root, p.rules, model, draw_benchmarks(tasks, missing), missing)
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #6427412d
 @dataclass
@@ -167,11 +193,12 @@ class GenecisRun(MatrixRun):
         return tasks_by_draw(self.benchmarks)
 
 
-def run_genecis(p: dict) -> GenecisRun:
+def run_genecis(given: dict) -> GenecisRun:
     "Rankings and results of the methods of the parameters on the tasks of the parameters."
+    p = GenecisParameters.of(given)
     at = genecis_tasks(p)
-    run = rank_all(p, at.benchmarks, at.missing, model=at.model)
-    results = summary(run.per_query, p['backbone'], p['seed'])
+    run = rank_all(given, at.benchmarks, at.missing, model=at.model)
+    results = summary(run.per_query, p.backbone, p.seed)
     return GenecisRun(**vars(run) | dict(results=results), root=at.root, rules=at.rules)
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #18dcb766
@@ -193,9 +220,9 @@ def overview_table(run: GenecisRun, names: list) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #da750169
 def training_row(entry: Entry) -> list:
     "Method, seed, training data and recipe of a training, from the record of its run."
-    p = manifest(entry.run)['params']
-    recipe = [p['steps'], p['batch_size'], *(p.get(k, '–') for k in ('tune', 'start', 'negatives'))]
-    return [entry.title, entry.seed, *api.get('method', p['method']).trained_on(p), *recipe, entry.run.name]
+    given = manifest(entry.run)['params']
+    recipe = [given['steps'], given['batch_size'], *(given.get(k, '–') for k in ('tune', 'start', 'negatives'))]
+    return [entry.title, entry.seed, *api.get('method', given['method']).trained_on(given), *recipe, entry.run.name]
 
 
 def trainings_table(entries: list) -> pd.DataFrame:
@@ -225,7 +252,7 @@ def annotation_rankings(run: GenecisRun, seed: int = 0) -> tuple:  # rankings, u
 def untrained_results(
     at: GenecisTasks, methods: list, backbone: str, seed: int = 0, prompt: str = '{condition}'
 ) -> pd.DataFrame:
-    "Result rows of untrained methods on some tasks, such as `genecis_tasks(p, 'symmetric')`, asked in a prompt."
+    "Result rows of untrained methods on some tasks, such as `genecis_tasks(p, 'symmetric')`, with a prompt."
     entries = [Entry(m) for m in untrained_methods(methods, at.model, seed)]
     asked = {name: with_text(b, prompt) for name, b in at.benchmarks.items()}
     return summary(read_cached(rank_entries(entries, asked, seed)), backbone, seed)

@@ -21,7 +21,7 @@ from cis_nb.experiments.matrix import (
     query_scores,
     rank_all,
 )
-from cis_nb.experiments.sweeps import train_variants
+from cis_nb.experiments.sweeps import SweepParameters, train_variants
 from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, Protocol, Task
 
 
@@ -151,7 +151,7 @@ def test_a_method_that_only_keeps_its_contract_is_ranked_trained_and_called_by_i
     p = dict(methods=['own_tower'], trainings=[], seeds=[3], seed=0, training='', shorter={}, backbone='tiny')
     changes = {f'rate {r}': dict(method='own_tower', lr=r) for r in (0.1, 0.2)}
     p |= dict(pretrained='default', device='cpu', changes=changes)
-    run = rank_all(p, dict(colours=colours()), {}, lambda model: train_variants(p, model), backbone)
+    run = rank_all(p, dict(colours=colours()), {}, lambda model: train_variants(SweepParameters.of(p), model), backbone)
     titles = {'own_tower': 'A tower of its own', 'rate 0.1': 'rate 0.1', 'rate 0.2': 'rate 0.2'}
     assert run.titles == titles and set(run.results.method) == set(run.per_query.method) == set(titles)
     table = matrix_table(run.results, run.titles)
