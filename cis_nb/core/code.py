@@ -9,6 +9,7 @@ __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'module_file', 'import_c
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
 import ast
+import copyreg
 import dis
 import hashlib
 import importlib.util
@@ -20,6 +21,7 @@ import tokenize
 import types
 import weakref
 import zlib
+from collections.abc import Iterator
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from pathlib import Path
 import numpy as np
@@ -348,12 +350,36 @@ def _is_plain(value) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, bytes))
 
 
-def _array(value) -> np.ndarray | None:
-    "An array or a tensor as an array, None for anything else."
+def _is_array(value) -> bool:
+    "Does a value count by its numbers: an array of numpy, memory maps included, or a tensor?"
+    if type(value) in (np.ndarray, np.memmap):
+        return not value.dtype.hasobject
+    torch = sys.modules.get('torch')
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _array(value) -> np.ndarray:
+    "An array or a tensor as an array; where numpy lacks the type, its bytes. TypeError for a tensor that is not dense."
     if isinstance(value, np.ndarray):
-        return None if value.dtype.hasobject else value
-    is_tensor = not isinstance(value, type) and hasattr(value, 'detach') and hasattr(value, 'shape')
-    return value.detach().cpu().numpy() if is_tensor else None
+        return value
+    torch = sys.modules['torch']
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        kind = 'quantized' if value.is_quantized else 'meta' if value.is_meta else value.layout
+        raise _unreadable(value, f'a {kind} tensor')
+    dense = value.detach().cpu().resolve_conj().resolve_neg()
+    try:
+        return dense.numpy()
+    except TypeError:  # bfloat16 and types of eight bits
+        return dense.contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def _unreadable(thing, what: str) -> TypeError:
+    "The error for what a key cannot hold."
+    shown = ' '.join(repr(thing).split())[:60]
+    return TypeError(
+        f'a rule, or a function whose work is kept, holds {what} {shown}, which cannot be part of the key of that '
+        'work: give it numbers, texts, paths, arrays or objects with attributes, or an attribute `fingerprint` (a text)'
+    )
 
 # %% ../../nbs/00a_core/00_code.ipynb #bb94f7be
 _COLLECTIONS = (list, tuple, dict, set, frozenset, partial)  # they count with all that they hold
@@ -361,7 +387,7 @@ _COLLECTIONS = (list, tuple, dict, set, frozenset, partial)  # they count with a
 
 def _is_read(value) -> bool:
     "Does a value count by its content? Other objects that a function uses are not looked into."
-    return _is_plain(value) or isinstance(value, (np.generic, *_COLLECTIONS)) or _array(value) is not None
+    return _is_plain(value) or isinstance(value, (np.generic, *_COLLECTIONS)) or _is_array(value)
 
 
 def _values(values: dict, above: tuple) -> list:
@@ -460,14 +486,37 @@ def _content(thing, array: np.ndarray) -> str:
     return found
 
 
+def _is_own(thing) -> bool:
+    "Is a function or class of a notebook, a script or a package that is not installed?"
+    return _package(thing) == '' or _is_local(_package(thing))
+
+
 def _held_by_function(f: types.FunctionType, above: tuple) -> list:
-    "Code, defaults and closure of a function; of one outside of this library also the globals that it uses."
-    named = _named_by(f)
-    if _module_of(f):  # its globals are the library's
-        named = {n: v for n, v in named.items() if n in f.__code__.co_freevars}
-    held = {n: v for n, v in named.items() if not isinstance(v, (types.ModuleType, type))}
-    states = [_held_items(d, above) for d in (held, _defaults(f))]
+    "Code, defaults, closure and attributes of a function; of one's own also the globals that it uses."
+    named = _named_by(f) if _is_own(f) else _cells_of(f)  # other globals are those of a package
+    held = {n: v for n, v in named.items() if not isinstance(v, (types.ModuleType, type)) or _is_own_class(v)}
+    states = [_held_items(d, above) for d in (held, _defaults(f), vars(f))]
+    if _package(f) in _KNOWN:
+        return ['named', f'{f.__module__}.{f.__qualname__}', *states]
     return ['function', _version([f], above), _byte_code(f.__code__), *states]
+
+
+def _is_own_class(thing) -> bool:
+    "A class of a notebook, a script or a package that is not installed."
+    return isinstance(thing, type) and _is_own(thing)
+
+
+def _held_by_class(cls: type, above: tuple) -> list:
+    "The name of a class; of one outside of Python and its like also its code and what its methods hold."
+    name = f'{cls.__module__}.{cls.__qualname__}'
+    if _package(cls) in _KNOWN:
+        return ['named', name]
+    own = _is_own(cls)
+    values = {n: v for n, v in vars(cls).items() if own and (n[:2] != '__' or callable(v))}
+    values = {n: v for n, v in values.items() if _is_read(v) or hasattr(v, '__dict__') and _inner(v) is v}
+    methods = [f for f in _methods(cls) if own or f.__closure__]
+    held = [held_state(thing, above) for thing in [*methods, *filter(_is_own, cls.__bases__)]]
+    return ['class', name, _version([cls], above), held, _held_items(values, above)]
 
 
 def _held_items(values: dict, above: tuple) -> list:
@@ -504,87 +553,122 @@ def path_hash(path: Path):
     return {p.relative_to(path).as_posix(): path_hash(p) for p in sorted(path.rglob('*')) if p.is_file()}
 
 # %% ../../nbs/00a_core/00_code.ipynb #94b16d26
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+
+
+def _held_content(thing, above: tuple) -> list:
+    "What a container holds, in its order; that of a set is sorted."
+    if isinstance(thing, dict):
+        return [[held_state(k, above), held_state(v, above)] for k, v in dict.items(thing)]
+    kind = next(k for k in _CONTAINERS if isinstance(thing, k))
+    held = [held_state(v, above) for v in kind.__iter__(thing)]
+    return sorted(held, key=json.dumps) if kind in (set, frozenset) else held
+
+
 def held_state(thing, above: tuple = ()):
     "What decides what a rule does, in JSON types; TypeError for what cannot be read. `above`: ids of its holders."
     if id(thing) in above:
         return 'itself'
     above = (*above, id(thing))
-    if _is_plain(thing) or isinstance(thing, np.generic):
+    if type(thing) in _PLAIN or isinstance(thing, np.generic):
         return repr(thing)
     if isinstance(thing, Path):
         return ['path', path_hash(thing)]
-    if (array := _array(thing)) is not None:
-        return ['array', str(array.dtype), list(array.shape), _content(thing, array)]
+    if _is_array(thing):
+        dtype = str(thing.dtype).removeprefix('torch.')
+        return ['array', dtype, list(thing.shape), _content(thing, _array(thing))]
     if isinstance(getattr(thing, 'fingerprint', None), str):
         return ['fingerprint', thing.fingerprint]
-    if isinstance(thing, dict):
-        return ['dict', _held_items(thing, above)]
-    if isinstance(thing, (list, tuple)):
-        return ['list', *(held_state(v, above) for v in thing)]
-    if isinstance(thing, re.Pattern):
-        return ['pattern', thing.pattern, thing.flags]
-    if isinstance(thing, (set, frozenset)):
-        return ['set', *sorted(json.dumps(held_state(v, above)) for v in thing)]
-    if isinstance(thing, partial):
-        return ['partial', *(held_state(v, above) for v in (thing.func, thing.args, thing.keywords))]
+    if type(thing) in _CONTAINERS:  # a class made of one may have attributes of its own
+        return [type(thing).__name__, *_held_content(thing, above)]
+    if type(thing) is partial:
+        parts = (thing.func, thing.args, thing.keywords, vars(thing))
+        return ['partial', *(held_state(v, above) for v in parts)]
     if isinstance(thing, types.MethodType):
         return ['method', held_state(thing.__func__, above), held_state(thing.__self__, above)]
-    return _held_by_object(thing, above)
+    if isinstance(thing, _BOUND):  # of a module or of an object
+        name = f'{getattr(thing, "__module__", "")}.{thing.__qualname__}'
+        return ['builtin', name, held_state(thing.__self__, above)]
+    if isinstance(thing, types.ModuleType):
+        return ['named', thing.__name__]
+    if isinstance(thing, types.FunctionType):
+        return _held_by_function(thing, above)
+    return _held_by_class(thing, above) if isinstance(thing, type) else _held_by_object(thing, above)
 
 # %% ../../nbs/00a_core/00_code.ipynb #86c2b216
 _HOOKS = ('_hooks', '_hooks_with_kwargs', '_hooks_always_called')
 _KNOWN = {*sys.stdlib_module_names, 'numpy', 'pandas', 'PIL', 'torch'}  # code that counts by its name
 
 
+def _is_network(thing) -> bool:
+    "Is it a module of PyTorch?"
+    torch = sys.modules.get('torch')
+    return torch is not None and isinstance(thing, torch.nn.Module)
+
+
 def _attributes(thing) -> dict:
-    """The attributes of an object; of a network without empty tables of hooks, and with filled ones by their order.
+    """The attributes of an object, slots included; of a network without empty tables of hooks, and with filled ones by
+    their order.
 
     PyTorch numbers hooks through the whole process, which no key may depend on.
     """
-    torch = sys.modules.get('torch')
-    if not torch or not isinstance(thing, torch.nn.Module):
-        return vars(thing)
-    tables = {k: vars(thing)[k] for k in vars(torch.nn.Module()) if k.endswith(_HOOKS) and k in vars(thing)}
+    slots = {n for c in type(thing).__mro__ for n, v in vars(c).items() if isinstance(v, types.MemberDescriptorType)}
+    held = {n: getattr(thing, n) for n in slots if hasattr(thing, n)} | getattr(thing, '__dict__', {})
+    if not _is_network(thing):
+        return held
+    tables = {k: held[k] for k in vars(sys.modules['torch'].nn.Module()) if k.endswith(_HOOKS) and k in held}
     order = {number: i for i, number in enumerate(sorted({number for hooks in tables.values() for number in hooks}))}
     filled = {k: {order[number]: hook for number, hook in hooks.items()} for k, hooks in tables.items() if hooks}
-    return {k: v for k, v in vars(thing).items() if k not in tables} | filled
+    return {k: v for k, v in held.items() if k not in tables} | filled
+
+
+_DEFAULT = [(name, getattr(object, name, None)) for name in ('__reduce__', '__reduce_ex__', '__getstate__')]
+
+
+def _beside_attributes(thing, above: tuple) -> list:
+    "What an object holds besides attributes, as it would be pickled: elements, the state of a class written in C."
+    if isinstance(thing, (set, frozenset)):
+        return _held_content(thing, above)
+    if _is_network(thing):  # it holds nothing else, and pickles its hooks under their numbers
+        return []
+    reduce = copyreg.dispatch_table.get(type(thing))
+    try:
+        made = reduce(thing) if reduce else thing.__reduce_ex__(4)
+    except Exception as e:
+        raise _unreadable(thing, type(thing).__name__) from e
+    if isinstance(made, str):
+        return [made]
+    make, given, state, elements, items = (*made, *[None] * 5)[:5]
+    default = all(getattr(type(thing), name, None) is method for name, method in _DEFAULT)
+    parts = [make, *(a for a in given if a is not type(thing)), None if default else state]
+    return held_state([*parts, list(elements or ()), list(items or ())], above)
 
 
 def _held_by_object(thing, above: tuple) -> list:
-    "The state of a function, a class, or an object by its class and attributes."
-    if isinstance(thing, types.FunctionType) and _package(thing) not in _KNOWN:
-        return _held_by_function(thing, above)
-    if isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType)):
-        return ['named', f'{getattr(thing, "__module__", "")}.{thing.__name__}']
+    "The state of an object: its class, its attributes and what it holds besides."
     if type(thing).__module__ in ('torch', 'numpy.dtypes'):  # a dtype, a device
         return repr(thing)
-    if not hasattr(thing, '__dict__'):
-        raise TypeError(
-            f'a rule, or a function whose work is kept, holds {type(thing).__name__} {thing!r:.60}, which cannot be '
-            'part of the key of that work: give it numbers, texts, paths, arrays or objects with attributes, or an '
-            'attribute `fingerprint` (a text)'
-        )
-    attributes = _held_items(_attributes(thing), above)
-    version = '' if _package(type(thing)) in _KNOWN else _version([type(thing)], above)
-    return ['object', type(thing).__qualname__, version, attributes]
+    if isinstance(thing, Iterator) and _package(type(thing)) in _KNOWN:  # reading it would use it up
+        raise _unreadable(thing, type(thing).__name__)
+    held = _held_items(_attributes(thing), above)
+    return ['object', held_state(type(thing), above), held, _beside_attributes(thing, above)]
 
 # %% ../../nbs/00a_core/00_code.ipynb #a1347450
 def _inside(thing):
     "What a thing holds that may have code of its own."
-    if isinstance(thing, dict):
-        return thing.values()
-    if isinstance(thing, (list, tuple, set, frozenset)):
-        return thing
-    if isinstance(thing, partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)):
         return [getattr(thing, '__func__', None), thing.__self__]
     if isinstance(thing, types.FunctionType):
-        return [*_cells_of(thing).values(), *_defaults(thing).values()]
+        return [*_cells_of(thing).values(), *_defaults(thing).values(), *vars(thing).values()]
     if (inner := _inner(thing)) is not thing:
         return [inner]
+    held = list(thing.values() if isinstance(thing, dict) else thing) if isinstance(thing, _CONTAINERS) else []
+    if isinstance(thing, partial):
+        held = [thing.func, *thing.args, *thing.keywords.values()]
     own = not isinstance(thing, type) and (_module_of(type(thing)) or _is_local(_package(type(thing))))
-    return [type(thing), *getattr(thing, '__dict__', {}).values()] if own else ()
+    return [*held, type(thing), *_attributes(thing).values()] if own else held
 
 
 _DATA = (str, bytes, int, float, type(None), Path, np.ndarray)

@@ -101,10 +101,11 @@ def chapter_settings() -> dict:
     ValueError for an unknown name or chapter; TypeError for a value of another type."""
     path = project_root() / 'params' / 'chapters.yaml'
     found = checked(read_params(path) if path.exists() else {}, dict(chapters={}, reads={}), str(path))
+    known = notebooks()
     for name, said in found['chapters'].items():
         said = checked(said or {}, dict(needs=['chapter'], all_cores=False), f'{path}: {name}')
         for chapter in [name, *(said['needs'] if said['needs'] != ['chapter'] else [])]:
-            if chapter not in notebooks():
+            if chapter not in known:
                 raise ValueError(f'{path}: {name}: there is no nbs/{chapter}.ipynb')
     return found
 
@@ -129,6 +130,7 @@ class Experiment:
     needs: tuple = ()  # experiments that must have run before
     all_cores: bool = False
     names: frozenset = frozenset()  # words of its parameters, and of those of all that it needs
+    before: tuple = ()  # all that it needs, directly or through others: of Experiment, by name
 
     @property
     def notebook(self):
@@ -204,17 +206,23 @@ def _texts(value) -> list:
     return [t for v in value for t in _texts(v)] if isinstance(value, list) else [value] * isinstance(value, str)
 
 
-def _names(e: Experiment, found: dict) -> frozenset:
-    "The words in the parameters of an experiment and of all that it needs, and the methods that they mean."
-    todo, seen, names = [e.name], set(), set()
-    while todo:
-        if (name := todo.pop()) not in seen:
-            seen.add(name)
-            params = (found[name].defaults or {}) | found[name].params
-            names |= {word for text in _texts(params) for word in re.findall(r'\w+', text)}
-            names |= {api.resolve_method(params)} if 'method' in params else set()
-            todo += found[name].needs
-    return frozenset(names)
+def _names(e: Experiment) -> frozenset:
+    "The words in the parameters of an experiment, and the method that they mean."
+    params = (e.defaults or {}) | e.params
+    words = {word for text in _texts(params) for word in re.findall(r'\w+', text)}
+    return frozenset(words | ({api.resolve_method(params)} if 'method' in params else set()))
+
+
+def _with_needs(e: Experiment, found: dict) -> Experiment:
+    "An experiment with all that it needs, directly or through others, and the names of all their parameters."
+    if e.before or not e.needs:
+        return e
+    before = {}
+    for need in e.needs:
+        o = found[need] = _with_needs(found[need], found)
+        before |= {b.name: b for b in (o, *o.before)}
+    names = e.names.union(*(b.names for b in before.values()))
+    return replace(e, names=names, before=tuple(before[name] for name in sorted(before)))
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #764a940c
 def experiments(
@@ -234,8 +242,8 @@ def experiments(
             o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params})
         )
 
-    found = {e.name: replace(e, needs=needed(e)) for e in found}
-    return {name: replace(e, names=_names(e, found)) for name, e in found.items()}
+    found = {e.name: replace(e, needs=needed(e), names=_names(e)) for e in found}
+    return {name: _with_needs(e, found) for name, e in found.items()}
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #d52580a8
 def receipt_path(name: str) -> Path | None:

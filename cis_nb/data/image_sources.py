@@ -96,4 +96,5 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
 def union(sources: list) -> ImageSource:
     "Several sources as one; an id that several have is loaded from the last of them."
     load = {i: s.load for s in sources for i in s.ids}
-    return ImageSource(list(load), lambda i: load[i](i), fingerprint(sorted(s.key for s in sources)), sources[0].name)
+    key = fingerprint([[s.key, list(s.ids)] for s in sources])  # their order decides who loads an id of several
+    return ImageSource(list(load), lambda i: load[i](i), key, sources[0].name)

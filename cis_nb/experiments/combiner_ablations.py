@@ -145,12 +145,12 @@ def train_variant(c: RelationCorpus, given: dict, after: Path = None) -> Path:  
 def variant_rankings(name: str, run, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:
     "The rankings of a run on the tasks of `at`."
     entry = Entry(load_combiner(run, device, at.model), seed, run, name)
-    return read_cached(rank_entries([entry], at.benchmarks, seed))
+    return read_cached(rank_entries([entry], at.benchmarks))
 
 
 def sum_rankings(at: GenecisTasks, seed: int = 0) -> pd.DataFrame:
     "The rankings of Image + Text, to compare with."
-    return read_cached(rank_entries([Entry(method('image_text', at.model))], at.benchmarks, seed))
+    return read_cached(rank_entries([Entry(method('image_text', at.model))], at.benchmarks))
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #997f9063
 def slope(

@@ -244,7 +244,7 @@ def submission(entry: Entry, benchmark: str, root: Path) -> tuple:  # the folder
     "The files of a method for the server of a benchmark, made once and checked; their scores where targets are known."
     sent = api.get('benchmark', benchmark).submission(root)
     about = dict(method=entry.method.fingerprint, training=entry.seed)
-    inputs, code = [fingerprint(sent.made_from)], [entry.method, sent]
+    inputs, code = [fingerprint(sent.made_from)], [entry.method, entry.backbone, sent]
     folder = stored(
         'submission', f'{benchmark}-{known_as(entry)}', about, lambda to: sent.write(entry.method, to), inputs, code
     )

@@ -17,6 +17,7 @@ from .. import api
 from ..api import TrainingConfig
 from ..backbones.features import TextMemory
 from ..core.experiment_files import parameters
+from ..core.code import loader_version
 from ..core.store import fingerprint, stored
 from .comparison import UNTRAINED
 from ..train import settings, train_or_load
@@ -154,16 +155,23 @@ def cached(
     params: dict,  # everything about the method that can change its rankings
     tasks: dict,  # key -> Task
     make,
-    code=(),
+    methods=(),  # that rank, each with its backbone
 ) -> Path:  # the folder
-    "The tables of the dict that `make()` returns, made once, each in a file of its name."
+    """The tables of the dict that `make()` returns, made once, each in a file of its name.
+
+    The key holds the code of methods, backbones, tasks and image sources, and that of the loaders of images.
+    ValueError for a task whose images have no key."""
 
     def build(folder):
         for file, table in make().items():
             table.to_parquet(folder / f'{file}.parquet', index=False)
 
-    inputs = [fingerprint([k, task.fingerprint]) for k, task in tasks.items()]
-    return stored('rankings', name, params, build, inputs, [make, *code])
+    if unnamed := [k for k, t in tasks.items() if not t.source.key]:
+        raise ValueError(f'rankings {name}: the images of {unnamed[0]} have no key; give their source a `key`')
+    inputs = [fingerprint([k, t.fingerprint, loader_version(t.source.load)]) for k, t in tasks.items()]
+    things = [thing for t in tasks.values() for thing in (t, t.source)]
+    code = [make, *methods, *(m.backbone for m in methods), *things]
+    return stored('rankings', name, params, build, inputs, code)
 
 
 def read_cached(folders, name: str = 'rankings', columns: list = RANKING_COLUMNS) -> pd.DataFrame:

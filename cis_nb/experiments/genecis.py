@@ -246,7 +246,7 @@ def annotation_rankings(run: GenecisRun, seed: int = 0) -> tuple:  # rankings, u
     "The rankings of the specific solutions with annotated labels, and the tasks without annotations."
     bound = Entry(TaskSpecific(backbone=run.model, annotated=True))
     able = {name: b for name, b in run.benchmarks.items() if task_methods(bound.method, b)[0]}
-    return read_cached(rank_entries([bound], able, seed)), unsolved_tasks([bound], run.benchmarks)
+    return read_cached(rank_entries([bound], able)), unsolved_tasks([bound], run.benchmarks)
 
 
 def untrained_results(
@@ -255,7 +255,7 @@ def untrained_results(
     "Result rows of untrained methods on some tasks, such as `genecis_tasks(p, 'symmetric')`, with a prompt."
     entries = [Entry(m) for m in untrained_methods(methods, at.model, seed)]
     asked = {name: with_text(b, prompt) for name, b in at.benchmarks.items()}
-    return summary(read_cached(rank_entries(entries, asked, seed)), backbone, seed)
+    return summary(read_cached(rank_entries(entries, asked)), backbone, seed)
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #c016048a
 def mean_cells(results: pd.DataFrame, titles: dict) -> dict:  # title -> text

@@ -37,7 +37,7 @@ from cis_nb.experiments.sweeps import (
     trained_only,
 )
 from ..methods.pseudo_words import PseudoWord
-from ..retrieval.protocol import Task, evaluate
+from ..retrieval.protocol import Task, rank_task
 from ..retrieval.statistics import families_of
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #a6a7cf5f
@@ -160,24 +160,25 @@ def prompt_sets(
     return sets | {FASHION.task: {c: evenly_chosen(task, n) for c, task in garments.items()}}
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #df2c6975
-def set_rankings(m: PseudoWord, metric: MainMetric, tasks: dict, seed: int = 0) -> pd.DataFrame:
-    "Rankings of a set with the score of each query in percent."
-    q = pd.concat([evaluate(m, task, (10,), seed, keep=1)[0] for task in tasks.values()], ignore_index=True)
-    return query_scores(q, metric)[['task', 'query_id', 'reference', 'rank', 'score']]
+def set_rankings(m: PseudoWord, tasks: dict) -> pd.DataFrame:
+    "Rankings of a set; the galleries have at least ten images."
+    q = pd.concat([rank_task(m, task, (10,), keep=1) for task in tasks.values()], ignore_index=True)
+    return q[['task', 'query_id', 'reference', 'rank', 'ranks']]
 
 
-def prompt_rankings(entry: Entry, prompts: list, name: str, tasks: dict, seed: int = 0) -> pd.DataFrame:
-    "Rankings of a set by one training with each of the printed prompts (the column `method`), made once."
+def prompt_rankings(entry: Entry, prompts: list, name: str, tasks: dict) -> pd.DataFrame:
+    """Rankings of a set by one training with each of the printed prompts (the column `method`), made once; `score` is
+    the set's metric of each query in percent."""
     m = entry.method
 
     def make():
         bar = progress(prompts, f'{entry.title} {entry.seed}, {name}', 'prompt')
-        found = [set_rankings(m.with_prompt(prompt_of(p)), set_metric(name), tasks, seed).assign(method=p) for p in bar]
+        found = [set_rankings(m.with_prompt(prompt_of(p)), tasks).assign(method=p) for p in bar]
         return dict(rankings=pd.concat(found, ignore_index=True).assign(seed=entry.seed, draw=0))
 
-    about = dict(of=m.fingerprint, set=name, prompts=[prompt_of(p) for p in prompts], seed=seed)
+    about = dict(of=m.fingerprint, set=name, prompts=[prompt_of(p) for p in prompts])
     folder = cached(f'prompts-{entry.name}-{name}-s{entry.seed}', about, tasks, make, [m])
-    return pd.read_parquet(folder / 'rankings.parquet')
+    return query_scores(pd.read_parquet(folder / 'rankings.parquet'), set_metric(name))
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #c2039347
 def prompt_by_seed(rankings) -> pd.DataFrame:  # (P,S) prompt by training seed
@@ -239,7 +240,7 @@ def prompt_study(entries: list, sets: dict, n: int, seed: int = 0) -> PromptStud
     rankings = {}
     for m in titles:
         for name, tasks in sets.items():
-            found = [prompt_rankings(e, prompts, name, tasks, seed) for e in entries if e.name == m]
+            found = [prompt_rankings(e, prompts, name, tasks) for e in entries if e.name == m]
             rankings[m, name] = pd.concat(found, ignore_index=True)
     return PromptStudy(prompts, sets, titles, rankings, seed)
 

@@ -345,6 +345,7 @@ def inverted_tokens(backbone, key: str, features, phrases: Phrases, near, c, blo
         dict(backbone=backbone.name, dtype=precision(backbone), n=len(features), block=block, **settings),
         lambda to: fill_blocks(to, list(range(len(features))), backbone.W, encode, block, 'pseudo-words'),
         inputs=[backbone.fingerprint, key, phrases.folder],
+        code=[type(backbone)],
         resume=True,
     )
     return np.load(folder / 'features.npy', mmap_mode='r')

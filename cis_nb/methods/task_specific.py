@@ -255,6 +255,7 @@ class _Windows(Detector):
         self.power = torch.ones(len(names)) if power is None else torch.as_tensor(power).float()
         record = dict(
             backbone=backbone.fingerprint,
+            code=code_version(backbone),
             stuff=self.stuff,
             windows=windows,
             sharpness=sharpness,

@@ -146,6 +146,38 @@ def test_what_is_found_by_name_is_a_dependence_of_what_names_it(taken):
         assert {name for name in TAKEN if after[name] != before[name]} == reaches, file
 
 
+@pytest.fixture
+def chain(project, monkeypatch):
+    "A chapter that imports `core.plotting`, one that needs it, one that needs that one, and one for itself."
+    for name in ('01_imports_show', '02_honest', '03_measures', '04_counts_runs'):
+        project.chapter(name)
+    needs = 'chapters:\n  02_honest: {needs: [01_imports_show]}\n  03_measures: {needs: [02_honest]}\n'
+    project.write('params/chapters.yaml', needs)
+    monkeypatch.setattr(code, 'module_file', lambda m: project.home.joinpath(*m.split('.')).with_suffix('.py'))
+    return project
+
+
+def changed(before: dict) -> set:
+    "The experiments with other inputs than `before`."
+    after = inputs()
+    return {name for name in after if after[name] != before[name]}
+
+
+def test_a_module_that_only_a_need_imports_is_a_dependence_of_what_reads_its_result(chain):
+    before = inputs()
+    plotting = chain.home / 'cis_nb/core/plotting.py'
+    plotting.write_text(plotting.read_text() + '\nnew = 1\n')
+    assert changed(before) == {'01_imports_show', '02_honest', '03_measures'}
+
+
+def test_a_result_made_from_older_inputs_is_another_one_to_what_reads_it(chain):
+    "A page may be run alone before what it needs is up to date."
+    before = inputs()
+    for name, made in (('receipt.json', {}), ('run.json', dict(inputs=dict(notebook='older')))):
+        chain.write(f'reports/quick/01_imports_show/{name}', json.dumps(made))
+    assert changed(before) == {'02_honest'}
+
+
 OUTSIDE = '''
 from cis_nb.api import Plugin
 

@@ -1,11 +1,16 @@
 "Keys of the store: what a change of the code changes."
 
+import collections
+import operator
 import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
@@ -139,6 +144,27 @@ def half(i):
     return i // 2
 
 
+class CropOfDict(dict):
+    def __init__(self, crop):
+        self.crop = crop
+
+    def load(self, i):
+        return self.crop(i)
+
+
+class CropOfSlot:
+    __slots__ = ('crop',)
+    __init__, load = CropOfDict.__init__, CropOfDict.load
+
+
+def through_attribute(crop):
+    def load(i):
+        return load.crop(i)
+
+    load.crop = crop
+    return load
+
+
 class Reader:
     def __init__(self, crop):
         self.crop = crop
@@ -156,6 +182,9 @@ LOADERS = [
     lambda crop: through({i: crop for i in range(9)}.get),
     lambda crop: through(lru_cache(crop)),
     lambda crop: through([through(crop)]),
+    lambda crop: CropOfDict(crop).load,
+    lambda crop: CropOfSlot(crop).load,
+    through_attribute,
 ]
 
 
@@ -227,9 +256,125 @@ def test_what_code_is_given_and_reads_is_part_of_its_key(version):
     assert version(weights[0]) == version(weights[0]) != version(weights[1])
 
 
-def test_what_cannot_be_read_is_an_error_that_says_what_to_do():
-    with pytest.raises(TypeError, match='list_iterator .* give it numbers, texts, paths, arrays'):
-        code_version(closure({'w': iter([1])}))
+UNREADABLE = dict(
+    list_iterator=lambda: iter([1]),
+    generator=lambda: (i for i in [1]),
+    lock=threading.Lock,
+    sparse=lambda: torch.eye(2).to_sparse(),
+    meta=lambda: torch.zeros(2, device='meta'),
+)
+
+
+@pytest.mark.parametrize('kind', UNREADABLE)
+def test_what_cannot_be_read_is_an_error_that_says_what_to_do(kind):
+    with pytest.raises(TypeError, match=f'{kind}.* give it numbers, texts, paths, arrays'):
+        held_state(closure({'w': UNREADABLE[kind]()}))
+
+
+class WithWeight:
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, a, b):
+        return a + self.w * b
+
+
+class DictRule(WithWeight, dict):
+    pass
+
+
+class ListRule(WithWeight, list):
+    pass
+
+
+class SetRule(WithWeight, set):
+    pass
+
+
+class NumberRule(float):
+    __call__ = WithWeight.__call__
+
+
+class Slots:
+    __slots__ = ('w',)
+    __init__ = WithWeight.__init__
+
+
+class MoreThanSlots(Slots):
+    pass
+
+
+class ReadsGlobal:
+    def __call__(self, a, b):
+        return a + HELD.w * b
+
+
+HELD = SimpleNamespace(w=0)
+
+
+def attribute_of(thing, w):
+    thing.w = w
+    return thing
+
+
+def class_of_closure(w):
+    held = SimpleNamespace(w=w)
+
+    class Rule:
+        def __init__(self, a, b):
+            self.value = a + held.w * b
+
+    return Rule
+
+
+def class_with_object(w):
+    return type('Rule', (), dict(held=SimpleNamespace(w=w), __call__=lambda self: self.held, __module__=__name__))
+
+
+def reads_global(w):
+    HELD.w = w
+    return ReadsGlobal()
+
+
+RULES = dict(
+    dictionary=DictRule,
+    list=ListRule,
+    set=SetRule,
+    number=lambda w: attribute_of(NumberRule(1), w),
+    slots=Slots,
+    inherited_slots=MoreThanSlots,
+    bound_builtin=lambda w: {'w': w}.get,
+    bound_tensor=lambda w: torch.full((2,), w).lerp,
+    method_wrapper=lambda w: w.__mul__,
+    function_attribute=lambda w: attribute_of(lambda a, b: a, w),
+    partial_attribute=lambda w: attribute_of(partial(rule), w),
+    class_of_closure=class_of_closure,
+    class_with_object=class_with_object,
+    partial_as_method=lambda w: type('Rule', (), dict(__call__=partial(rule, w=w), __module__=__name__))(),
+    reads_global=reads_global,
+    function_of_torch=lambda w: torch.vmap(lambda a: a * w),
+    random=lambda w: random.Random(int(10 * w)),
+    generator=lambda w: np.random.default_rng(int(10 * w)),
+    default=lambda w: collections.defaultdict(lambda: w),
+    getter=lambda w: operator.itemgetter(int(10 * w)),
+    masked=lambda w: np.ma.array([1, 2], mask=[w > 0.5, False]),
+    order=lambda w: dict(sorted([('a', 1), ('b', 2)], reverse=w > 0.5)),
+    bfloat16=lambda w: torch.full((2,), w, dtype=torch.bfloat16),
+    scalar=lambda w: torch.tensor(w, dtype=torch.bfloat16),
+    eight_bits=lambda w: torch.full((2,), w).to(torch.float8_e4m3fn),
+)
+
+
+@pytest.mark.parametrize('make', RULES)
+def test_two_rules_have_two_keys_wherever_they_keep_their_weight(make):
+    states = [held_state(RULES[make](w)) for w in (0.2, 0.2, 0.8)]
+    assert states[0] == states[1] != states[2]
+    assert len({fingerprint(state) for state in states}) == 2
+
+
+def test_types_of_numbers_have_keys_of_their_own():
+    states = [held_state(torch.ones(2, dtype=t)) for t in (torch.float32, torch.bfloat16, torch.float16)]
+    assert len({fingerprint(state) for state in states}) == 3
 
 
 def test_a_collection_that_holds_its_reader_is_read_once():

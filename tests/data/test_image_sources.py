@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from PIL import Image
-from cis_nb.core.store import fingerprint
 from cis_nb.data.image_sources import ImageSource, image_files, union
 
 
@@ -67,6 +66,12 @@ def test_an_id_of_several_sources_is_loaded_from_the_last_and_listed_once():
     both = union([first, last])
     assert both.ids == ['a', 'b', 'c']
     assert [both.load(i).getpixel((0, 0))[0] for i in both.ids] == [1, 2, 2]
-    assert both.key == fingerprint(['k1', 'k2'])
     with pytest.raises(KeyError):
         both.load('d')
+
+
+def test_the_order_and_the_ids_of_sources_are_in_the_key_of_their_union():
+    first, last = (ImageSource(['a', 'b'], lambda i, n=n: plain(n), f'k{n}') for n in (1, 2))
+    unions = [[first, last], [last, first], [first, last.only(['a'])], [first, last]]
+    keys = [union(sources).key for sources in unions]
+    assert keys[0] == keys[-1] and len(set(keys)) == 3

@@ -63,7 +63,7 @@ pytestmark = pytest.mark.usefixtures('store')
 
 def ranked(name, task, draw=0):
     "The rankings of a task by a baseline."
-    return rank_benchmark(Entry(bl.method(name, eyes)), Benchmark('toy', {task.task: task}, draw=draw))[0]
+    return rank_benchmark(Entry(bl.method(name, eyes)), Benchmark("toy", {task.task: task}, draw=draw))
 
 
 def test_rankings_of_a_training_carry_its_seed_and_those_of_a_draw_its_number():

@@ -1,5 +1,6 @@
 "The table of all methods and benchmarks with gaps: benchmarks that are absent, methods without a result, pads."
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,10 @@ from PIL import Image
 from cis_nb import api
 from cis_nb.api import MainMetric
 from cis_nb.data.image_sources import ImageSource
-from cis_nb.experiments import entries
+from cis_nb.experiments import entries, supervision
+from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.matrix import (
+    cached_benchmark_rankings,
     load_benchmark,
     load_benchmarks,
     main_metric,
@@ -20,6 +23,8 @@ from cis_nb.experiments.matrix import (
     matrix_table,
     query_scores,
     rank_all,
+    rank_pairs,
+    read_results,
 )
 from cis_nb.experiments.sweeps import SweepParameters, train_variants
 from cis_nb.retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, Protocol, Task
@@ -131,13 +136,34 @@ class OwnTowerPlugin(api.Plugin):
         return OwnTower(backbone)
 
 
-def colours() -> Benchmark:
+class NoBackbone:
+    "The backbone of a method that needs none."
+
+    name, fingerprint = 'tiny', 'none'
+
+
+class OtherCode(NoBackbone):
+    "The same weights, read by other code."
+
+    def encode_image(self, images):
+        return 2 * images
+
+
+def plain(shade):
+    return Image.new('RGB', (4, 4), shade)
+
+
+def darker(shade):
+    return Image.new('RGB', (4, 4), tuple(v - 1 for v in shade))
+
+
+def colours(paint=plain, key='colours') -> Benchmark:
     "Three images of one colour each; every one is asked for by itself."
     shades = {'0': (250, 90, 90), '1': (90, 250, 90), '2': (90, 90, 250)}
-    source = ImageSource(list(shades), lambda i: Image.new('RGB', (4, 4), shades[i]), 'colours')
+    source = ImageSource(list(shades), lambda i: paint(shades[i]), key)
     queries = pd.DataFrame(dict(query_id=source.ids, reference=source.ids, condition='', targets=[[i] for i in shades]))
     protocol = Protocol('colours', reference='kept', split='test')
-    task = Task('colours', 'colours', queries, source.load, protocol, source.ids, source.ids, 'colours', ks=(1,))
+    task = Task('colours', 'colours', queries, source.load, protocol, source.ids, source.ids, key, ks=(1,))
     return Benchmark('colours', dict(colours=task))
 
 
@@ -146,7 +172,7 @@ def test_a_method_that_only_keeps_its_contract_is_ranked_trained_and_called_by_i
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
     monkeypatch.setitem(api._in_this_process['method'], 'own_tower', OwnTowerPlugin())
     monkeypatch.setattr(entries, 'train_or_load', lambda config: Path(f'run-{config.lr}'))
-    backbone = SimpleNamespace(name='tiny', fingerprint='none')
+    backbone = NoBackbone()
     assert isinstance(OwnTower(backbone), api.Method)
     p = dict(methods=['own_tower'], trainings=[], seeds=[3], seed=0, training='', shorter={}, backbone='tiny')
     changes = {f'rate {r}': dict(method='own_tower', lr=r) for r in (0.1, 0.2)}
@@ -158,3 +184,55 @@ def test_a_method_that_only_keeps_its_contract_is_ranked_trained_and_called_by_i
     assert table.method.tolist() == list(titles.values()) and table.iloc[:, 1].str.startswith('100').all()
     assert {e.method.title for e in run.entries} == {'A tower of its own'}  # nobody has renamed it
     assert [(e.seed, e.run) for e in run.entries[1:]] == [(3, Path('run-0.1')), (3, Path('run-0.2'))]
+
+
+# ---- what rankings are kept by
+
+
+@dataclass
+class Weighted(Benchmark):
+    "A benchmark with a number of its own in its aggregation."
+
+    weight: float = 1.0
+
+    def aggregate(self, per_query, seed=0, **labels):
+        rows = super().aggregate(per_query, seed, **labels)
+        return rows.assign(value=self.weight * rows.value)
+
+
+def kept(backbone=None, **given) -> Path:
+    "The folder of the rankings of `colours`."
+    return cached_benchmark_rankings(Entry(OwnTower(backbone or NoBackbone())), colours(**given))
+
+
+def test_results_are_aggregated_anew_from_the_kept_rankings(store, monkeypatch):
+    entry = Entry(OwnTower(NoBackbone()))
+    pairs = [(entry, Weighted('weighted', colours().tasks, weight=w)) for w in (0.2, 0.8)]
+    folders = rank_pairs(pairs)
+    assert folders[0] == folders[1]
+    assert np.allclose(read_results(pairs, folders).value, [20, 80])
+
+
+def test_rankings_are_kept_by_the_code_of_backbone_and_loader(store):
+    folders = [kept(), kept(OtherCode()), kept(paint=darker), kept(key='others')]
+    assert len(set(folders)) == 4 and kept() == folders[0]
+
+
+def test_rankings_of_images_without_a_key_are_not_kept(store):
+    with pytest.raises(ValueError, match='the images of colours have no key'):
+        kept(key='')
+
+
+def test_prompts_are_scored_anew_from_the_kept_rankings(store, monkeypatch):
+    class Words(OwnTower):
+        def with_prompt(self, prompt):
+            return self
+
+    asked = Entry(Words(NoBackbone())), ['a photo of [$]'], 'colours', colours().tasks
+    second = pd.DataFrame(dict(task=['colours'], query_id=['0'], reference=['0'], rank=[2], ranks=[[2]]))
+    monkeypatch.setattr(supervision, 'set_rankings', lambda m, tasks: second)
+    scores = []
+    for k in (1, 2):
+        monkeypatch.setattr(supervision, 'set_metric', lambda name, k=k: MainMetric('', 'colours', 'recall', k))
+        scores += supervision.prompt_rankings(*asked).score.tolist()
+    assert scores == [0.0, 100.0]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +13,10 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from PIL import Image
 
+from cis_nb.data.image_sources import ImageSource
 from cis_nb.methods.baselines import FusionMethod
 from cis_nb.retrieval import ranking
-from cis_nb.retrieval.protocol import RESULT_COLUMNS, Protocol, Task, evaluate, reachable
+from cis_nb.retrieval.protocol import RESULT_COLUMNS, Protocol, Task, chance_recall, evaluate, reachable
 from cis_nb.retrieval.metrics import map_at_k, ranks, recall_at_k
 from made_up import Dots
 from slow_metrics import slow_ranks, slow_ap
@@ -171,6 +172,38 @@ def test_nan_features_name_the_query():
     vectors[bench.queries.targets[0][0]][:] = np.nan
     with pytest.raises(ValueError, match='query q0'):
         evaluate(method(image, backbone), bench)
+
+
+@dataclass
+class WithCategories(Task):
+    "A task with a field of its own."
+
+    category_of: dict = field(default_factory=dict)
+
+
+def fingerprint_of(key='', source_key='', **own) -> str:
+    "The fingerprint of a task with one query."
+    queries = pd.DataFrame(dict(query_id=['q'], reference=['a'], condition=[''], targets=[['b']]))
+    source = ImageSource(['a', 'b'], None, source_key) if source_key else None
+    task = (WithCategories if own else Task)('b', 't', queries, None, Protocol('b'), None, ['a', 'b'], key, **own)
+    return (replace(task, source=source, key=key) if source else task).fingerprint
+
+
+def test_a_task_is_known_by_its_images_and_by_the_fields_of_its_class():
+    images = [fingerprint_of(source_key='one'), fingerprint_of(source_key='two'), fingerprint_of('one')]
+    assert images[0] != images[1] and images[0] == images[2]
+    own = [fingerprint_of('one', category_of={'a': c}) for c in ('coat', 'hat')]
+    assert len({*own, images[0]}) == 3
+
+
+def test_a_guess_leaves_out_what_is_excluded_from_its_gallery():
+    ids = list('abcdef')
+
+    def chance(reference, gallery=ids, excluded=()):
+        row = dict(query_id=['q'], reference=[reference], condition=[''], targets=[['b']], excluded=[list(excluded)])
+        return chance_recall(Task('b', 't', pd.DataFrame(row), None, Protocol('b'), ids, gallery), 1)
+
+    assert np.allclose([chance('a'), chance(None), chance('a', ids[1:]), chance('a', ids, 'cg')], [20, 100 / 6, 20, 25])
 
 
 def test_tables_that_cannot_be_ranked():
