@@ -361,3 +361,8 @@ def test_rates_are_those_of_the_sizes_that_were_asked_for():
     assert rates.images.tolist()[1:] == [500, 300] and (rates.seconds > 0).all() and rates.share[0] == 1
     assert (rates.peak_bytes.dropna() > 2**24).all()
     assert rates.gflops[1] == pytest.approx(2e-9 * 20 * 8 * 500 / rates.seconds[1])
+
+
+def test_no_subsets_give_no_rankings():
+    q, gallery = torch.eye(3), torch.eye(3)
+    assert rank_gallery(q, gallery, [0, 1, 2], subsets={}) == {}
