@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'DATA', 'TESTED', 'TESTING_PAGE', 'LACKS_DATA', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED',
            'GENERAL', 'VERDICT_FILLS', 'JUDGED_HERE', 'LINE_BREAK', 'BOLD', 'claims', 'by_claim', 'waits_for',
-           'tests_in', 'verdict_without_test', 'Outcome', 'all_hold', 'effect', 'sum_beats_parts',
+           'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'effect', 'sum_beats_parts',
            'sum_beats_parts_on_three', 'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere',
            'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'spread', 'sizes', 'overlap_ranks', 'closest',
            'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths',
@@ -139,6 +139,10 @@ class Outcome(NamedTuple):
     verdict: str
     comparisons: list = []
 
+
+class NotTestable(ValueError):
+    "A claim cannot be tested on this run; the message says what is missing."
+
 # %% ../../nbs/05b_experiments/08_claims.ipynb #07c0dca4
 def all_hold(
     comparisons: list,  # from `compare`, each claimed to be positive
@@ -163,8 +167,11 @@ def effect(comparisons: list) -> str:
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ff7939f5
 def _against(run, a, bs, tasks=None, what='', k=1) -> list:
-    "`a` minus each of `bs`, on the mean of `tasks`."
+    "`a` minus each of `bs`, on the mean of `tasks`; NotTestable if one of them has no rankings there."
     t = run.per_query
+    there = set(t.method if tasks is None else t.method[t.task.isin(tasks)])
+    if missing := [m for m in (a, *bs) if m not in there]:
+        raise NotTestable(f'no rankings of {missing[0]!r}')
 
     def by_seed(b):
         return [of_seed(t, s) for s in seeds(t, a) or seeds(t, b)] or [t]
@@ -202,9 +209,11 @@ GENERAL = ('image_only', 'text_only', 'image_text', 'combiner_cirr')
 
 
 def strongest(run, methods, task, k=1) -> str:
-    "Which of `methods` has the best R@`k` on a task."
+    "Which of `methods` has the best R@`k` on a task; NotTestable if none has rankings there."
     h = hits(run.per_query[run.per_query.task == task], k)
-    return h[[m for m in methods if m in h]].mean().idxmax()
+    if not (there := [m for m in methods if m in h]):
+        raise NotTestable(f'no rankings of {", ".join(map(repr, methods))}')
+    return h[there].mean().idxmax()
 
 
 def mined_is_best(run) -> list:
@@ -251,7 +260,7 @@ def solutions_win(run) -> Outcome:
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4d6c7f49
 def spread(run, method='combiner', limit=0.5) -> Outcome:
     """G11: seeds, and draws of templates, move the mean R@1 by little (about 0.2 points): the intervals of both
-    standard deviations end below `limit` points; three of each can hardly show it. ValueError for fewer than three."""
+    standard deviations end below `limit` points; three of each can hardly show it. NotTestable for fewer than three."""
     t = run.per_query[run.per_query.method == method]
     one = (
         t.assign(hit=(t['rank'] == 1) * 100.0)
@@ -263,7 +272,7 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
     over = {what: one.groupby(what).mean() for what in ('seed', 'draw')}
     if not len(t) or min(map(len, over.values())) < 3:
         found = f'{t.seed.nunique()} seeds and {t.draw.nunique()} draws of {method!r}'
-        raise ValueError(f'{found}; at least three of each are needed: set `seeds` and `draws` of the evaluation')
+        raise NotTestable(f'{found}; at least three of each are needed: set `seeds` and `draws` of the evaluation')
     ends = {
         w: (
             v.std()
@@ -291,14 +300,14 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4be74b72
 def sizes(run) -> Outcome:
-    "G08: gallery sizes are those of the paper; ValueError if there is no gallery."
+    "G08: gallery sizes are those of the paper; NotTestable if there is no gallery."
     printed = read_printed('genecis_table1').query("metric=='gallery_size'").set_index('dataset').value
     size = {t: int(printed[f'GeneCIS:{t}']) for t in TASKS}
     right = {
         t: [len(g) == size[t] for (_, u), b in run.tasks.items() if u == t for g in b.queries.gallery] for t in TASKS
     }
     if not any(right.values()):
-        raise ValueError(f'no gallery of {", ".join(TASKS)}; name one in `tasks`, with `templates` of at least 1')
+        raise NotTestable(f'no gallery of {", ".join(TASKS)}; name one in `tasks`, with `templates` of at least 1')
     words = [f'{api.task_title(t)}: {size[t]} images in {sum(r):,} of {len(r):,}' for t, r in right.items() if r]
     return Outcome('; '.join(words), 'reproduced' if all(map(all, right.values())) else 'not reproduced')
 
@@ -442,18 +451,16 @@ def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d3be1864
 def judge_one(test, there: set, needs=()) -> Outcome:
     """The outcome of one test; of one that only compares, all comparisons have to hold.
-    A missing task and a FileNotFoundError, ValueError or KeyError of the test give the verdict `NOT_HERE`."""
+    A missing task, NotTestable and FileNotFoundError give the verdict `NOT_HERE`; any other error is raised."""
     try:
         if missing := [api.task_title(t) for t in needs if t not in there]:
-            raise ValueError(f'no usable queries of {", ".join(missing)}')
+            raise NotTestable(f'no usable queries of {", ".join(missing)}')
         r = test()
         if isinstance(r, str):
             return Outcome(r, NOT_HERE)
         return r if isinstance(r, Outcome) else Outcome(effect(r), all_hold(r), r)
-    except (FileNotFoundError, ValueError) as e:
+    except (FileNotFoundError, NotTestable) as e:
         return Outcome(str(e), NOT_HERE)
-    except KeyError as e:
-        return Outcome(f'no rankings of {e}', NOT_HERE)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d1765bd8
 def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id, effect, verdict, comparisons
@@ -510,7 +517,7 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     run = run_genecis(params)
     composed_run = run_composed(composed['params']) if composed else None
     receipts = [r for name in others if (r := sibling_receipt(name))]
-    evidence = {claim: found for r in receipts for claim, found in r['evidence'].items()}
+    evidence = {claim: found for r in receipts for claim, found in r.get('evidence', {}).items()}
     verdicts = judge(run, templates_folder(run, params), composed_run, evidence)
     return JudgedRun(verdicts, run, params, small=not receipt)
 

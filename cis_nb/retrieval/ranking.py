@@ -437,7 +437,7 @@ def rank_gallery(
     counts = _Counts(np.stack(list(masks.values())) if masks else None, Q, targets.shape[1], k, device)
     _stream(ranker, counts)
     result = {}
-    for subset, ahead, top in zip(masks or [None], counts.ahead, counts.top):
+    for subset, ahead, top in zip([None] if subsets is None else masks, counts.ahead, counts.top):
         left = out if subset is None else out[masks[subset][out % N]]
         size = N if subset is None else int(masks[subset].sum())
         result[subset] = _rankings(ranker, ahead, top, size - np.bincount(left // N, minlength=Q))

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from projects import ROOT
 from cis_nb.experiments import claims as cl
+from cis_nb.experiments.comparison import UNTRAINED
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
 
@@ -65,6 +66,7 @@ def planted(gain):
                         method=m,
                         task=t,
                         draw=0,
+                        seed=UNTRAINED,
                         query_id=[f'{t}{i}' for i in range(n)],
                         reference=range(n),
                         rank=np.where(np.arange(n) < share * n, 1, 5),
@@ -90,6 +92,34 @@ def test_a_claim_that_cannot_be_tested_says_why(tmp_path):
         and 'Focus Attribute' in found.effect['G03']
         and found.verdict['G09'] == cl.IN_FULL
     )
+
+
+@pytest.mark.parametrize('error', [KeyError('column'), ValueError('shapes'), TypeError('None')])
+def test_an_error_of_a_test_is_no_verdict(error):
+    def broken():
+        raise error
+
+    with pytest.raises(type(error)):
+        cl.judge_one(broken, set())
+
+
+def test_a_claim_about_a_method_without_rankings_is_not_tested(tmp_path):
+    found = cl.judge(planted(8), tmp_path).set_index('id')
+    assert found.verdict['G04'] == cl.IN_FULL and found.effect['G04'] == "no rankings of 'combiner'"
+    run = planted(8)
+    run.per_query = run.per_query[(run.per_query.method != 'text_only') | (run.per_query.task != TASKS[0])]
+    with pytest.raises(cl.NotTestable, match="no rankings of 'text_only'"):
+        cl.sum_beats_parts_on_three(SimpleNamespace(per_query=run.per_query[run.per_query.method != 'text_only']))
+
+
+def test_a_page_without_parameters_has_no_evidence(tmp_path, monkeypatch):
+    judged = planted(8)
+    monkeypatch.setattr(cl, 'sibling_receipt', lambda name: None if name == 'genecis' else dict(params={}))
+    monkeypatch.setattr(cl, 'defaults', lambda nb: {})
+    monkeypatch.setattr(cl, 'run_genecis', lambda params: judged)
+    monkeypatch.setattr(cl, 'run_composed', lambda params: None)
+    monkeypatch.setattr(cl, 'templates_folder', lambda run, params: tmp_path)
+    assert len(cl.judge_book('genecis', 'composed', ['a page']).verdicts) == len(cl.claims())
 
 
 def test_a_run_without_galleries_says_what_to_ask_for():
