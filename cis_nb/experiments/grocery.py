@@ -123,7 +123,7 @@ def run_grocery(p: dict) -> GroceryRun:
     if unknown := set(p['filtered']) - {e.name for e in entries}:
         raise ValueError(f'filtered: {min(unknown)!r} is not compared; allowed: {", ".join(e.name for e in entries)}')
     g, benchmark = read_grocery(root), grocery_benchmark(root)
-    folders = rank_entries(entries, {'grocery': benchmark}, p['seed'])
+    folders = rank_entries(entries, {'grocery': benchmark})
     learned = grocery_pairs(g, 'train', p['samples']).products
     titles = {e.name: e.title for e in entries}
     titles |= {m + FILTERED: f'{titles[m]}, filtered by category' for m in p['filtered']}

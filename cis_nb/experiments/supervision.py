@@ -289,10 +289,10 @@ def prompt_figure(study: PromptStudy):
     return fig
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #2feb01e6
-def fashion_scores(entries: list, tasks: dict, seed: int = 0) -> pd.DataFrame:
+def fashion_scores(entries: list, tasks: dict) -> pd.DataFrame:
     "Rankings of FashionIQ with scores, by each training with its own prompt."
-    found = [set_rankings(e.method, FASHION, tasks, seed).assign(method=e.name, seed=e.seed, draw=0) for e in entries]
-    return pd.concat(found)
+    found = [set_rankings(e.method, tasks).assign(method=e.name, seed=e.seed, draw=0) for e in entries]
+    return query_scores(pd.concat(found), FASHION)
 
 
 def supervision_evidence(run: MatrixRun, titles: dict, garments: dict, seed: int = 0) -> dict:
@@ -303,7 +303,7 @@ def supervision_evidence(run: MatrixRun, titles: dict, garments: dict, seed: int
     evidence = {c: claim_evidence_of(run.per_query, titles, [('masked', m)], seed=seed) for c, m in rivals.items()}
     if garments:
         chosen = [e for e in trained_only(run) if e.name in ('masked', *rivals.values())]
-        worn = fashion_scores(chosen, garments, seed)
+        worn = fashion_scores(chosen, garments)
         for c, m in rivals.items():
             lead = contrast_seeds(worn, {'masked': 1, m: -1}, of='score', seed=seed)
             what = f'{FASHION.title}: {titles["masked"]} − {titles[m]}'

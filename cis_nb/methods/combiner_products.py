@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from pydantic import Field, model_validator
 
-from ..api import Backbone, Plugin, Style, TrainableBackbone, TrainingConfig, Unsolved
+from ..api import Backbone, Plugin, Style, TrainableBackbone, Unsolved
 from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone
 from ..core.code import loader_version
@@ -36,7 +36,7 @@ from cis_nb.methods.combiner import (
     read_combiner,
     save_combiner,
 )
-from .condvit import ProductStream, cut_crops, training_products
+from .condvit import ProductsConfig, ProductStream, cut_crops, training_products
 from ..training.validation import RetrievalValidation
 
 # %% ../../nbs/04b_methods/10_combiner_products.ipynb #28f2c113
@@ -217,12 +217,9 @@ def load_product_combiner(run, device: str = 'auto', backbone=None) -> ProductCo
     return ProductCombinerMethod(name=name, title=titles[name], condition=about['condition'], **given)
 
 # %% ../../nbs/04b_methods/10_combiner_products.ipynb #c517cefe
-class ProductCombinerConfig(TrainingConfig):
+class ProductCombinerConfig(ProductsConfig):
     "Parameters of a Combiner on products."
 
-    samples: int = Field(400, ge=1, description='products to learn from')
-    val_samples: int = Field(40, ge=1, description='held-out products')
-    distractors: int = Field(60, ge=0, description='further products in the held-out gallery')
     condition: Literal['text', 'category'] = Field('text', description='what a query is conditioned on')
     tune: Literal['none', 'text', 'image', 'both'] = Field('none', description='towers that train in the first stage')
     tune_steps: int = Field(0, ge=0, description='steps of the first stage, of all steps')

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PUBLISHED_TEXT_MODEL', 'SentenceTexts', 'text_reader', 'CondViTMethod', 'published_name', 'published_condvit',
            'draw_crop', 'cut_crops', 'ProductStream', 'product_task', 'CondViTTraining', 'read_run', 'load_condvit',
-           'CondViTConfig', 'training_products', 'CondViTPlugin']
+           'ProductsConfig', 'CondViTConfig', 'training_products', 'CondViTPlugin']
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #31d6a391
 import math
@@ -418,13 +418,24 @@ def load_condvit(run, device: str = 'auto', backbone=None) -> CondViTMethod:
     return CondViTMethod(name='condvit', title='CondViT', **given)
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #e36a6391
-class CondViTConfig(TrainingConfig):
-    "CondViT's own parameters."
+class ProductsConfig(TrainingConfig):
+    "The products that a training learns from."
 
     products: str = Field('lrvsf', description='the benchmark whose products are learned')
     samples: int = Field(400, ge=1, description='products to learn from')
     val_samples: int = Field(40, ge=1, description='held-out products')
     distractors: int = Field(60, ge=0, description='further products in the held-out gallery')
+    held_out: list[str] = Field([], description='words; products with one of them in a caption are left out')
+
+    @field_validator('products')
+    @classmethod
+    def _with_products(cls, name: str) -> str:
+        return one_of('products', name, api.names('benchmark'))
+
+
+class CondViTConfig(ProductsConfig):
+    "CondViT's own parameters."
+
     warmup: int = Field(10, ge=0, description='steps that train projection and new parameters alone')
     condition: Literal['text', 'category', 'none'] = Field('text', description='what a query is conditioned on')
     text_model: str = Field('backbone', description='backbone, or a model of sentence-transformers')
@@ -432,12 +443,6 @@ class CondViTConfig(TrainingConfig):
     gallery_token: bool = Field(False, description='gallery images get a learned empty token')
     scale: float = Field(100.0, ge=1, le=100, description='factor of similarities at the start (published: 100)')
     tune: Literal['all', 'new'] = Field('all', description='new: projection and new parameters only')
-    held_out: list[str] = Field([], description='words; products with one of them in a caption are left out')
-
-    @field_validator('products')
-    @classmethod
-    def _with_products(cls, name: str) -> str:
-        return one_of('products', name, api.names('benchmark'))
 
     @model_validator(mode='after')
     def _conditions_fit(self):
@@ -448,7 +453,7 @@ class CondViTConfig(TrainingConfig):
         return self
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #040b632e
-def training_products(config: CondViTConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
+def training_products(config: ProductsConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
     "What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither."
     product_pairs = api.get('benchmark', config.products).product_pairs
     pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size), config.seed)

@@ -11,6 +11,7 @@ from cis_nb import train as T
 from cis_nb.api import Unsolved
 from cis_nb.methods import combiner as C
 from cis_nb.methods import combiner_products as P
+from cis_nb.benchmarks.lrvsf_training import product_pairs
 from cis_nb.methods import condvit as V
 
 SMALL = dict(method='combiner_products', backbone='tiny_xs', samples=24, val_samples=8, distractors=8, device='cpu')
@@ -78,7 +79,7 @@ def test_a_trained_run_knows_its_condition_and_its_backbone():
     run = T.train_or_load(T.settings(SMALL | dict(condition='category', tune='both', tune_steps=2)))
     m = T.load_method(run, 'cpu')
     assert (m.name, m.condition, m.tune) == ('clip4cir_products', 'category', 'both')
-    pairs = V.product_pairs('world', 'val', 8, 64)
+    pairs = product_pairs('world', 'val', 8, 64)
     assert m.for_task(V.product_task(pairs, 'category')) is m
     with pytest.raises(Unsolved, match=r'8 conditions are of another kind .*\(condition: category\), such as'):
         m.for_task(V.product_task(pairs, 'text'))
