@@ -321,7 +321,7 @@ def test_splits_are_known_names(names):
 @needs_data('flickr8k')
 def test_flickr8k_is_read_whole():
     got = read_photos(flickr)
-    assert got.layout == 'photo and caption file side by side' and not got.skipped
+    assert got.layout == 'image and caption file side by side' and not got.skipped
     assert got.table.split.value_counts().to_dict() == dict(train=6000, val=1000, test=1000, unassigned=91)
     assert got.table.captions.map(len).sum() == 40455
     one = got.table[got.table.key == '1000268201_693b08cb0e'].iloc[0]
