@@ -271,7 +271,7 @@ class TrainingConfig(BaseModel):
     dtype: Literal['auto', 'float32', 'bfloat16'] = Field('auto', description='auto: bfloat16 on CUDA, else float32')
     device: str = Field('auto', description='auto, cpu, cuda')
     processes: int = Field(1, ge=1, description='processes that train together')
-    workers: int = Field(0, ge=0, description='processes that make batches; 0: a thread')
+    workers: int = Field(1, ge=1, description='threads that make batches')
     compile: Literal['', 'inductor', 'eager'] = Field(
         '', description='torch.compile backend of the text tower; empty: off'
     )

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +29,10 @@ FORMATS = ('JPEG', 'PNG', 'WEBP', 'BMP', 'GIF')
 
 
 def open_image(data: bytes) -> Image.Image:
-    "An RGB image from the bytes of a file, upright."
-    with warnings.catch_warnings():
-        warnings.simplefilter('error', Image.DecompressionBombWarning)
-        img = Image.open(io.BytesIO(data), formats=FORMATS)
+    "An RGB image from the bytes of a file, upright; DecompressionBombError for one that is too large."
+    img = Image.open(io.BytesIO(data), formats=FORMATS)
+    if Image.MAX_IMAGE_PIXELS and img.width * img.height > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(f'{img.width} × {img.height} pixels')
     return ImageOps.exif_transpose(img).convert('RGB')
 
 # %% ../../nbs/00b_data/02_packed.ipynb #020e9ef5
@@ -86,11 +86,9 @@ def pack(places: list, file: Path, size: int, workers: int = None, chunk: int = 
     starts = range(0, len(places), chunk)
     jobs = [(str(file), s, places[s : s + chunk], size) for s in starts]
     workers = min(len(jobs), workers or machine()['cores'])
-    if workers <= 1:
-        done = [pack_rows(*j) for j in progress(jobs, 'packing images', 'chunk')]
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            done = list(progress(pool.map(pack_rows, *zip(*jobs)), 'packing images', 'chunk', len(jobs)))
+    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, workers)) as pool:  # decoding lets other threads run
+        warnings.simplefilter('ignore', Image.DecompressionBombWarning)  # `open_image` refuses such an image
+        done = list(progress(pool.map(pack_rows, *zip(*jobs)), 'packing images', 'chunk', len(jobs)))
     return {row: why for failed in done for row, why in failed.items()}
 
 # %% ../../nbs/00b_data/02_packed.ipynb #b7d7fb5e

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from ..backbones.features import Features
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
+from ..core.store import fresh_processes
 from ..data.datasets import captions_root, captions_title, language_tools
 from ..data.roots import WORLD, find_data
 from .genecis import share_images
@@ -182,9 +183,9 @@ def draw_repeatedly(kind: str, n: int, seed: int, repeats: int, gate):
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #8bb19472
 def drawn_per_second(kind: str, processes: int, n: int, repeats: int, seed: int = 0) -> float:
     "Images per second of several processes together; each draws `n` images; median of the repeats."
-    fork = get_context('fork')
-    gate, seconds = fork.Barrier(processes + 1), []
-    workers = [fork.Process(target=draw_repeatedly, args=(kind, n, seed + i, repeats, gate)) for i in range(processes)]
+    fresh = fresh_processes(__name__)
+    gate, seconds = fresh.Barrier(processes + 1), []
+    workers = [fresh.Process(target=draw_repeatedly, args=(kind, n, seed + i, repeats, gate)) for i in range(processes)]
     for w in workers:
         w.start()
     for _ in range(repeats):

@@ -36,7 +36,7 @@ import torch
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, machine, stored
+from ..core.store import fingerprint, fresh_processes, machine, stored
 from ..data.datasets import captions_key, captions_root
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD
@@ -330,7 +330,7 @@ def map_in_order(work, jobs, workers: int):
     if workers <= 1:
         yield from map(work, jobs)
         return
-    pool, waiting = ProcessPoolExecutor(workers, initializer=_stay_with_parent), deque()
+    pool, waiting = ProcessPoolExecutor(workers, fresh_processes(__name__), _stay_with_parent), deque()
     try:
         for job in jobs:
             waiting.append(pool.submit(work, job))

@@ -1,5 +1,6 @@
 "The run store: kills, races, full disks, damaged folders."
 
+import ast
 import errno
 import json
 import multiprocessing
@@ -440,3 +441,25 @@ def test_every_part_of_the_key_counts(store):
     assert asked(build=path_hash, code=[measures]) == asked(build=path_hash, code=[ranks])  # two of one module
     with pytest.raises(TypeError, match='with readable code'):
         asked(code=['cis_nb.core.store'])
+
+
+STARTERS = {'ProcessPoolExecutor', 'Pool', 'Process', 'DataLoader', 'get_context'}
+
+
+def test_no_module_starts_processes_as_copies_of_itself():
+    "A copy of a process that has used a GPU or has threads may hang."
+    starts = {}
+    for file in (ROOT / 'cis_nb').rglob('*.py'):
+        for node in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
+            name = isinstance(node, ast.Call) and getattr(node.func, 'attr', getattr(node.func, 'id', ''))
+            if name in STARTERS:
+                starts.setdefault(file.stem, []).append(ast.unparse(node))
+    assert starts.pop('store') == ["get_context('forkserver')"]
+    assert set(starts) == {'captions', 'corpora', 'throughput'}
+    assert all('fresh' in call for calls in starts.values() for call in calls)
+
+
+def test_fresh_processes_import_what_they_run():
+    with core.fresh_processes().Pool(1) as pool:
+        assert pool.apply(fingerprint, ["a"]) == fingerprint('a')
+        assert pool.apply(os.getppid) != os.getpid()
