@@ -24,7 +24,7 @@ import re
 import time
 import zlib
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ import spacy
 import cis_nb
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, fresh_processes, machine, stored
+from ..core.store import fingerprint, fresh_pool, machine, stored
 from ..data.image_folders import Skipped, clean_caption, read_photos
 from ..data.roots import data_root
 from .parsers import find_parser, load_parser, open_parser, open_pipeline, parser_name
@@ -460,7 +460,7 @@ def _write_shards(jobs: list, processes):
     "Make the shards that do not exist yet, in several processes."
     waiting = [j for j in jobs if not is_complete_shard(Path(j[0]))]
     workers = min(len(waiting), processes or machine()['cores'])
-    pool = ProcessPoolExecutor(workers, fresh_processes(__name__)) if workers > 1 else None
+    pool = fresh_pool(workers, __name__) if workers > 1 else None
     try:
         done = (pool.map if pool else map)(write_shard, waiting)
         list(progress(done, 'parsing captions', 'shard', len(waiting)))

@@ -16,12 +16,11 @@ import json
 import os
 import random
 import re
-import threading
 import time
 import zipfile
 import zlib
 from collections import Counter, deque
-from concurrent.futures import ProcessPoolExecutor
+
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +35,7 @@ import torch
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, fresh_processes, machine, stored
+from ..core.store import fingerprint, fresh_pool, machine, stored
 from ..data.datasets import captions_key, captions_root
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD
@@ -314,23 +313,12 @@ def _join(folder: Path, parts, name: str, sizes: str):
     np.save(folder / f'{name}-starts.npy', starts)
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #bd42e713
-def _stay_with_parent():
-    "End this process soon after its parent."
-
-    def watch(parent):
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
-
-
 def map_in_order(work, jobs, workers: int):
     "Yield the results of all jobs in their order; at most two jobs per process are taken ahead."
     if workers <= 1:
         yield from map(work, jobs)
         return
-    pool, waiting = ProcessPoolExecutor(workers, fresh_processes(__name__), _stay_with_parent), deque()
+    pool, waiting = fresh_pool(workers, __name__), deque()
     try:
         for job in jobs:
             waiting.append(pool.submit(work, job))

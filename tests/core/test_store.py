@@ -454,12 +454,13 @@ def test_no_module_starts_processes_as_copies_of_itself():
             name = isinstance(node, ast.Call) and getattr(node.func, 'attr', getattr(node.func, 'id', ''))
             if name in STARTERS:
                 starts.setdefault(file.stem, []).append(ast.unparse(node))
-    assert starts.pop('store') == ["get_context('forkserver')"]
-    assert set(starts) == {'captions', 'corpora', 'throughput'}
-    assert all('fresh' in call for calls in starts.values() for call in calls)
+    assert starts.pop('store') == ["get_context('forkserver')"] + [
+        'ProcessPoolExecutor(workers, fresh_processes(*preload), _end_with_parent)'
+    ]
+    assert set(starts) == {'throughput'} and all(call.startswith('fresh.') for call in starts['throughput'])
 
 
 def test_fresh_processes_import_what_they_run():
-    with core.fresh_processes().Pool(1) as pool:
-        assert pool.apply(fingerprint, ["a"]) == fingerprint('a')
-        assert pool.apply(os.getppid) != os.getpid()
+    with core.fresh_pool(1) as pool:
+        assert pool.submit(fingerprint, ['a']).result() == fingerprint(['a'])
+        assert pool.submit(os.getppid).result() != os.getpid()
