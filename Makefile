@@ -54,6 +54,7 @@ check: $(READY)
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/ruff check $(CHECKED)
 	$(VENV)/bin/ruff format --check $(CHECKED)
+	$(VENV)/bin/ruff check --select F821 cis_nb   # what a page imports for its examples alone
 	$(PY) -m pytest $(PARALLEL) -q -m 'not e2e and not data and not browser and not gpu'
 
 test-changed: $(READY)

@@ -31,6 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..backbones.conditional_vit import conditional_vit
 from ..backbones.features import Features
 from ..backbones.loading import load_backbone
+from ..benchmarks.genecis import TASK_GROUPS
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import fresh_processes
