@@ -215,6 +215,7 @@ class ProductCaptions:
     "Images of `n` products of LRVS-F with their captions or texts: pairs for a contrastive training."
 
     group, in_order = 1, False  # no twins; shuffled in each epoch
+    mirrored = True  # a training may crop and mirror them: garments have no left and right
 
     def __init__(self, data: str, split: str, n: int, image_size: int, seed: int = 0):  # `data` as in `dataset_root`
         root = dataset_root('lrvsf', data, 1, seed, distractors=1, **{one_of('split', split, ('train', 'val')): n})

@@ -123,6 +123,7 @@ class CaptionedImages:
     "The photographs of one split with their captions: pairs for training, whole photographs for searching."
 
     group, in_order = 1, False  # no twins; shuffled in each epoch
+    mirrored = False  # captions may say left and right
 
     def __init__(self, root, split: str = 'train', image_size: int = 64, workers: int = None):
         self.folder, self.split, self.name = packed_folder(root, image_size, workers), split, data_root(root).name

@@ -26,7 +26,7 @@ from ..api import Plugin, TrainableBackbone, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.lrvsf_training import ProductCaptions
 from ..core.plotting import page, show_grid
-from ..data.augmentation import random_shift_brightness
+from ..data.augmentation import random_mirrored_crops, random_shift_brightness
 from ..data.datasets import image_text_pairs
 from .baselines import method
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
@@ -217,7 +217,8 @@ class Contrastive(BaseObjective):
 
     def prepare(self, ids, rng):
         images, texts = self.data.batch(ids)
-        return random_shift_brightness(images, rng), texts
+        augment = random_mirrored_crops if self.data.mirrored else random_shift_brightness
+        return augment(images, rng), texts
 
     def loss(self, batch):
         "Symmetric InfoNCE of images against captions; a number."

@@ -309,6 +309,7 @@ class WorldPairs:
     "A numbered stream of (image, caption) pairs; training never sees a held-out combination."
 
     group, in_order = 2, True  # neighbours are twins; nothing repeats, so nothing needs shuffling
+    mirrored = False  # captions say left and right
     inputs = ()  # no file decides what is drawn
 
     def __init__(
