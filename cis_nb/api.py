@@ -254,10 +254,13 @@ class TrainingConfig(BaseModel):
 
     backbone: str = Field('tiny', description='a registered backbone: tiny, vit_b32, vit_l, …')
     pretrained: str = Field(
-        'auto', description='auto, default, none, a file, a folder, or an experiment that trained one'
+        'auto',
+        min_length=1,
+        description='auto, default, none, a backbone of the same architecture, a file, a folder, or an experiment that'
+        ' trained one',
     )
     method: str = Field('auto', description='a registered method; auto: the one that makes the backbone, else lincir')
-    data: str = Field('world', description='world, or a folder of images with captions')
+    data: str = Field('world', min_length=1, description='world, or a folder of images with captions')
     steps: int = Field(24, ge=1, description='optimiser steps')
     batch_size: int = Field(32, ge=1, description='samples in a step, over all processes')
     lr: float = Field(5e-4, ge=0, description='peak learning rate')
@@ -521,7 +524,7 @@ REGISTRY = {
     },
     'backbone': {
         name: 'cis_nb.backbones.loading:PLUGINS'
-        for name in 'tiny_xs tiny_s tiny rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip'.split()
+        for name in 'tiny_xs tiny_s tiny tiny_products rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip'.split()
     },
 }
 _in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given

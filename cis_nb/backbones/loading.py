@@ -69,7 +69,7 @@ PLUGINS = {name: ClipPlugin(name) for name in BACKBONES} | {'blip': BlipPlugin()
 # %% ../../nbs/04a_backbones/04_loading.ipynb #f5e2aa28
 def load_backbone(
     name: str = 'tiny',  # registered in `cis_nb.api`, perhaps by an installed package; 'blip' needs a folder
-    pretrained: str = 'default',  # 'default', 'none', a .safetensors file, or a folder with one
+    pretrained: str = 'default',  # 'default', 'none', a backbone of the same architecture, a file, a folder
     device: str = 'auto',
     dtype: str = 'float32',
     seed: int = 0,  # of the random weights of pretrained='none'

@@ -151,6 +151,7 @@ BACKBONES = dict(
     tiny_xs=Weights('cis-tiny-xs', 'shipped', '', 0.004, 160, 32, 64, 'gelu', 'Apache-2.0'),
     tiny_s=Weights('cis-tiny-s', 'shipped', '', 0.008, 160, 64, 64, 'gelu', 'Apache-2.0'),
     tiny=Weights('cis-tiny', 'shipped', '', 0.02, 160, 128, 64, 'gelu', 'Apache-2.0'),
+    tiny_products=Weights('cis-tiny-xs', 'shipped', '', 0.004, 160, 32, 64, 'gelu', 'Apache-2.0'),
     rn50x4=Weights('RN50x4-quickgelu', 'openai', 'timm/resnet50x4_clip.openai', 0.71, 640, 640, 288, 'quick_gelu'),
     vit_b32=Weights(
         'ViT-B-32-quickgelu', 'openai', 'timm/vit_base_patch32_clip_224.openai', 0.61, 512, 512, 224, 'quick_gelu'
@@ -280,8 +281,13 @@ def check_weights_file(path, name: str):
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #85507049
 def weights_file(name: str, pretrained: str) -> Path:  # a .safetensors file, checked
-    "The file to load for `name`; FileNotFoundError if it is missing, ValueError if it holds other weights."
-    if pretrained != 'default':
+    """The file to load for `name`: shipped, published, of another backbone of the same architecture, or by its path.
+    FileNotFoundError if it is missing, ValueError if it holds other weights."""
+    if pretrained in BACKBONES and pretrained != name:
+        path = weights_file(pretrained, 'default')
+        check_weights_file(path, name)
+        return path
+    if pretrained not in ('default', name):
         path = local_weights(pretrained)
     elif weights_of(name).hub:
         path = hub_weights(name)
