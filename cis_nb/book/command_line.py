@@ -17,7 +17,7 @@ import time
 from filelock import FileLock, Timeout
 from .runner import cores, done, readme, run, snakemake
 from .site import site
-from ..core.experiment_files import experiments
+from ..core.experiment_files import experiment_files, experiments
 from ..core.store import project_root
 
 # %% ../../nbs/10_book/02_command_line.ipynb #ff70965c
@@ -64,11 +64,12 @@ def _outcome(e, ok: bool) -> str:
 # %% ../../nbs/10_book/02_command_line.ipynb #d4de6812
 def _run(profile: str, name: str, data: str, n: int) -> bool:
     "Run one experiment and print its outcome; True if it has a checked result."
-    found = experiments(profile, data)
+    files = experiment_files(profile)
     if not name:
-        raise ValueError(f'run: which experiment of {profile}? It has {", ".join(found)}')
-    if name not in found:
-        raise ValueError(_unknown(profile, name, found))
+        raise ValueError(f'run: which experiment of {profile}? It has {", ".join(files)}')
+    if name not in files:
+        raise ValueError(_unknown(profile, name, files))
+    found = experiments(profile, data, name)
     e = found[name]
     if done(e):
         print(f'  ✓  {name}  is up to date: {e.folder}', flush=True)

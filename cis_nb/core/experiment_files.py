@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'chapter_settings',
-           'skipped_by_tests', 'Experiment', 'experiments', 'receipt_path', 'parameters', 'collect_parameters']
+           'skipped_by_tests', 'Experiment', 'experiment_files', 'experiments', 'receipt_path', 'parameters',
+           'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -225,25 +226,33 @@ def _with_needs(e: Experiment, found: dict) -> Experiment:
     return replace(e, names=names, before=tuple(before[name] for name in sorted(before)))
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #764a940c
-def experiments(
-    profile: str,  # a folder of params/
-    data: str = '',  # replaces every parameter called `data`
-) -> dict:  # name -> Experiment
-    """The experiments of a profile.
-    ValueError if there are none, and for a faulty file; TypeError for a parameter of another type."""
+def experiment_files(profile: str) -> dict:  # name -> parameter file
+    "The parameter files of a profile, a folder of params/; ValueError if there are none."
     folder = project_root() / 'params' / profile
     if not (files := sorted(folder.rglob('*.yaml'))):
         there = sorted(p.name for p in folder.parent.glob('*') if p.is_dir())
         raise ValueError(f'no parameter files in {folder}; profiles: {", ".join(there)}')
-    found = [_experiment(profile, f, data) for f in files]
+    return {f.relative_to(folder).with_suffix('').as_posix(): f for f in files}
 
-    def needed(e):
-        return tuple(
-            o.name for o in found if o.chapter in e.needs or o.name in _words({**(e.defaults or {}), **e.params})
-        )
 
-    found = {e.name: replace(e, needs=needed(e), names=_names(e)) for e in found}
-    return {name: _with_needs(e, found) for name, e in found.items()}
+def experiments(
+    profile: str,
+    data: str = '',  # replaces every parameter called `data`
+    name: str = '',  # only this one and all that it needs; the other files are not read
+) -> dict:  # name -> Experiment
+    """The experiments of a profile.
+    ValueError if there are none, and for a faulty file; TypeError for a parameter of another type."""
+    files, found = experiment_files(profile), {}
+    chapters, waiting = {n: chapter_of(n, f) for n, f in files.items()}, [name] if name else [*files]
+    while waiting:
+        if (next_one := waiting.pop()) in found:
+            continue
+        e = _experiment(profile, files[next_one], data)
+        words = _words({**(e.defaults or {}), **e.params})
+        needs = tuple(n for n in files if chapters[n] in e.needs or n in words)
+        found[next_one] = replace(e, needs=needs, names=_names(e))
+        waiting += needs
+    return {n: _with_needs(found[n], found) for n in files if n in found}
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #d52580a8
 def receipt_path(name: str) -> Path | None:
