@@ -18,10 +18,12 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import get_annotations
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Sized, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Sized, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from torch import Tensor
+
+if TYPE_CHECKING:  # the command line waits for no torch
+    from torch import Tensor
 
 # %% ../nbs/00_api.ipynb #1ddec01e
 @runtime_checkable
@@ -37,12 +39,12 @@ class Backbone(Protocol):
     fingerprint: str  # of weights and preprocessing
     record: dict  # backbone, weights, activation, dtype, preprocess: what the receipt of a page says of it
 
-    def preprocess(self, image) -> Tensor: ...  # a PIL image -> (3,H,H), as `encode_image` reads it
-    def normalise(self, pixels) -> Tensor: ...  # uint8 (B,H,H,3) or (B,3,H,H) -> (B,3,H,H), on its device
-    def encode_image(self, images) -> Tensor: ...  # (B,3,H,H) -> (B,D), raw
-    def encode_text(self, texts: list) -> Tensor: ...  # B texts -> (B,D), raw
+    def preprocess(self, image) -> 'Tensor': ...  # a PIL image -> (3,H,H), as `encode_image` reads it
+    def normalise(self, pixels) -> 'Tensor': ...  # uint8 (B,H,H,3) or (B,3,H,H) -> (B,3,H,H), on its device
+    def encode_image(self, images) -> 'Tensor': ...  # (B,3,H,H) -> (B,D), raw
+    def encode_text(self, texts: list) -> 'Tensor': ...  # B texts -> (B,D), raw
     def text_states(self, texts: list) -> tuple: ...  # (B,T,W), mask (B,T)
-    def encode_pseudo(self, prompts: list, words: Tensor) -> Tensor: ...  # prompts with `$`, (B,W) -> (B,D), raw
+    def encode_pseudo(self, prompts: list, words: 'Tensor') -> 'Tensor': ...  # prompts with `$`, (B,W) -> (B,D), raw
     def features(self, images: 'ImageSource') -> Any: ...  # array (N,D), ids, index: id -> row; encoded once
 
 
@@ -50,13 +52,13 @@ class Backbone(Protocol):
 class TokenBackbone(Backbone, Protocol):
     "A backbone that reads word vectors among the ids of a text, with weights that can rest: for pseudo-words."
 
-    logit_scale: Tensor  # the logarithm of the factor of cosines in its own training
+    logit_scale: 'Tensor'  # the logarithm of the factor of cosines in its own training
     context: int  # T, the ids that a text has at most
 
     def requires_grad_(self, requires_grad: bool = True) -> Any: ...  # the backbone; False: its weights rest
-    def tokenize(self, texts: list) -> Tensor: ...  # B texts -> (B,T) ids of CLIP's vocabulary
-    def encode_ids(self, ids: Tensor, batch_size: int = 256) -> Tensor: ...  # (B,T) -> (B,D), raw
-    def inject(self, ids: Tensor, at: Tensor, words: Tensor, batch_size: int = 256) -> Tensor: ...
+    def tokenize(self, texts: list) -> 'Tensor': ...  # B texts -> (B,T) ids of CLIP's vocabulary
+    def encode_ids(self, ids: 'Tensor', batch_size: int = 256) -> 'Tensor': ...  # (B,T) -> (B,D), raw
+    def inject(self, ids: 'Tensor', at: 'Tensor', words: 'Tensor', batch_size: int = 256) -> 'Tensor': ...
 
     # ids (B,T) with words (B,W) wherever `at` (B,T) is true -> (B,D), raw
 
@@ -66,7 +68,7 @@ class TrainableBackbone(Backbone, Protocol):
     "A backbone whose towers can train: a module of PyTorch with the layout of CLIP."
 
     model: Any  # nn.Module with all weights; `visual.…` are of the image tower, `transformer` is the text tower's
-    logit_scale: Tensor  # the logarithm of the factor of cosines, trained too
+    logit_scale: 'Tensor'  # the logarithm of the factor of cosines, trained too
     image_tower: Any  # `visual`: its nn.Module
     source: str  # where its weights come from, for the record of what is trained on top
 
@@ -74,7 +76,7 @@ class TrainableBackbone(Backbone, Protocol):
     def requires_grad_(self, requires_grad: bool = True) -> Any: ...
     def state_dict(self) -> dict: ...  # name -> weights
     def load_state_dict(self, weights: dict) -> Any: ...
-    def encode_text(self, texts: list, batch_size: int = 256) -> Tensor: ...  # B texts -> (B,D), raw
+    def encode_text(self, texts: list, batch_size: int = 256) -> 'Tensor': ...  # B texts -> (B,D), raw
 
 
 @runtime_checkable
@@ -115,7 +117,7 @@ class Queries:
     references: list  # image ids, None where a query has no reference
     images: ImageSource = None  # holds the references
     negative: list = None  # B negative texts
-    mask: Tensor = None  # (B,h,w) bool, the part of the reference that may change
+    mask: 'Tensor' = None  # (B,h,w) bool, the part of the reference that may change
 
     def __post_init__(self):
         fields = dict(
@@ -145,9 +147,9 @@ class Method(Protocol):
     fingerprint: str  # of all that decides its rankings
     backbone: Backbone
 
-    def encode_queries(self, queries: Queries) -> Tensor: ...  # (Q,D), l2-normalised
+    def encode_queries(self, queries: Queries) -> 'Tensor': ...  # (Q,D), l2-normalised
     def encode_gallery(self, images: ImageSource) -> Any: ...  # array (N,D), index
-    def score(self, q: Tensor, gallery: Tensor) -> Tensor: ...  # (Q,D), (N,D) or (Q,N,D) -> (Q,N)
+    def score(self, q: 'Tensor', gallery: 'Tensor') -> 'Tensor': ...  # (Q,D), (N,D) or (Q,N,D) -> (Q,N)
 
 # %% ../nbs/00_api.ipynb #1fcae19d
 @runtime_checkable
@@ -236,7 +238,7 @@ class Objective(Protocol):
     decay_matrices_only: bool  # vectors, scalars and embedding tables do not decay
 
     def prepare(self, ids, rng) -> Any: ...  # a batch, made on the CPU ahead of the step
-    def loss(self, batch) -> Tensor: ...
+    def loss(self, batch) -> 'Tensor': ...
     def learning_rate(self, step: int, steps: int, peak: float, warmup: int, schedule: str) -> float: ...
     def before_step(self, step: int, optimizer): ...
     def after_step(self): ...
