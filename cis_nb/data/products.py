@@ -100,6 +100,8 @@ class ProductPairs:
         self.products = list(dict.fromkeys(self.simple['product']))
         self._simple = self.simple.groupby('product', sort=False).indices
         self._complex = self.complex.groupby('product', sort=False).indices
+        columns = (self.simple[name].tolist() for name in ('image', 'category', 'captions'))
+        self._alone, self._worn = list(zip(*columns)), self.complex.image.tolist()  # lists: read at every step
 
     def __len__(self) -> int:
         return len(self.products)
@@ -111,10 +113,9 @@ class ProductPairs:
         def choose(options):
             return options[0 if rng is None else rng.integers(len(options))]
 
-        alone = self.simple.iloc[choose(self._simple[product])]
-        reference = self.complex.image.iloc[choose(self._complex[product])]
-        caption = choose(alone.captions) if len(alone.captions) else ''
-        return Pair(product, reference, alone.image, alone.category, caption)
+        target, category, captions = self._alone[choose(self._simple[product])]
+        reference = self._worn[choose(self._complex[product])]
+        return Pair(product, reference, target, category, choose(captions) if len(captions) else '')
 
     @property
     def key(self) -> str:

@@ -9,9 +9,9 @@ __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'DATA', 'TESTED', 'TESTING_PAGE', 
            'sum_beats_parts_on_three', 'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere',
            'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'spread', 'sizes', 'overlap_ranks', 'closest',
            'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths',
-           'bootstrap_spread', 'tests', 'judge_one', 'judge', 'sibling_receipt', 'JudgedRun', 'templates_folder',
-           'judge_book', 'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines', 'with_markup',
-           'tested_claims', 'claims_forest', 'claims_tested_elsewhere', 'waiting_claims']
+           'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'judge', 'sibling_receipt', 'JudgedRun',
+           'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines',
+           'with_markup', 'tested_claims', 'claims_forest', 'claims_tested_elsewhere', 'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -25,6 +25,7 @@ import torch
 from IPython.display import HTML
 from .. import api
 from ..api import method_style
+from ..backbones.conditional_vit import CondViT, ViTShape
 from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
 from cis_nb.experiments.comparison import (
@@ -71,7 +72,8 @@ TESTED_BY = {
     'full/07_ablations/combiner': 'G14',
     'quick/08_scaling/triplets': 'G15',
     'quick/08_scaling/backbones': 'G16',
-    'quick/09_claims/claims': 'N09',
+    'quick/09_claims/claims': 'L07 N09',
+    'quick/06_evaluation/lrvsf': 'L02 L04 L05 L10',
     'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'full/06_evaluation/pseudo_words_genecis': 'N06',
     'full/07_ablations/noise': 'N10 N11',
@@ -80,6 +82,7 @@ TESTED_BY = {
     'full/07_ablations/corpus': 'N17',
     'full/08_scaling/pseudo_words_backbones': 'N20',
     'full/08_scaling/time': 'N07 N08',
+    'full/06_evaluation/lrvsf': 'L09',
     'full/07_ablations/condition_depth': 'L11',
     'full/07_ablations/gallery_token': 'L12',
     'full/06_evaluation/condition_transfer': 'L13 L15',
@@ -95,8 +98,7 @@ CHAPTERS = {
     'C09 C12': 'the CompoDiff denoiser (04b_methods/compodiff), timed in 08_scaling/denoising_steps',
     'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (04b_methods/compodiff)',
     'C15': 'synthetic triplets (03_mining/synthetic) in several sizes and CompoDiff (04b_methods/compodiff)',
-    'L02 L14': 'a profile with the result page of LRVS-F (06_evaluation/lrvsf)',
-    'L04 L05 L07 L09 L10': 'a profile that trains CondViT (04b_methods/08_condvit) for 06_evaluation/lrvsf',
+    'L14': 'a test of slopes; 06_evaluation/lrvsf draws R@1 against the visible size',
 }
 DATA = {
     'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights',
@@ -429,6 +431,17 @@ def bootstrap_spread(v, seed=0, n=300) -> tuple:  # value, low, high
     rows = v[np.random.default_rng(seed).integers(len(v), size=(n, len(v)))]
     return float(v.std() / v.mean()), *(float(x) for x in np.percentile(rows.std(1) / rows.mean(1), [2.5, 97.5]))
 
+# %% ../../nbs/05b_experiments/08_claims.ipynb #a61668f9
+def condition_weights(limit=8000) -> Outcome:
+    "L07: weights of the category embeddings of a CondViT-B/16, in the paper's count below 8,000."
+    with torch.device('meta'):
+        net = CondViT(ViTShape(768, 16, 224, 12, 512).build())
+    embeddings = len(net.categories) * net.width
+    words = (
+        f'{len(net.categories)} categories × {net.width} = {embeddings:,} weights; {net.width} more for the position'
+    )
+    return Outcome(words, 'reproduced' if embeddings < limit else 'not reproduced')
+
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4e00080d
 def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that it needs
     "What can be tested on one evaluation of GeneCIS, the folder of its templates, and one of the composed sets."
@@ -444,6 +457,7 @@ def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that 
         G09=(lambda: sets_do_not_solve(run), TASKS[2:3]),
         G10=(lambda: focus_is_symmetric(run, folder), TASKS),
         G11=(lambda: spread(run), TASKS),
+        L07=(condition_weights, ()),
         N09=(noise_lengths, ()),
     )
     return found if composed_run is None else found | dict(G12=(lambda: mined_leads_on_cirr(composed_run), ()))

@@ -456,7 +456,7 @@ class CondViTConfig(ProductsConfig):
 def training_products(config: ProductsConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
     "What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither."
     product_pairs = api.get('benchmark', config.products).product_pairs
-    pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size), config.seed)
+    pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size))  # for all seeds the same
     val = product_pairs(config.data, 'val', config.val_samples, image_size, 0, config.distractors)
     pairs, val = without_words(pairs, config.held_out), without_words(val, config.held_out)
     val.images = packed_source(val.images, image_size)
