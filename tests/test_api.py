@@ -495,7 +495,9 @@ def test_a_training_refuses_an_unknown_backbone(method):
     with pytest.raises(ValueError) as e:
         settings(dict(backbone='vit_b31', method=method), 'some.yaml')
     said = str(e.value)
-    assert said.startswith("some.yaml: backbone: 'vit_b31' is not allowed: known: tiny_xs, tiny_s, tiny, tiny_products, rn50x4, ")
+    assert said.startswith(
+        "some.yaml: backbone: 'vit_b31' is not allowed: known: tiny_xs, tiny_s, tiny, tiny_products, rn50x4, "
+    )
     assert said.endswith("; did you mean 'vit_b32'?")
 
 

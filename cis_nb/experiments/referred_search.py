@@ -378,21 +378,14 @@ def category_accuracy(
 
 def referred_evidence(run: ReferredRun, distractors: int, seed: int = 0) -> dict:  # claim -> comparisons
     "Evidence for claims L02, L04, L05, L09 and L10 of LRVS-F, for those whose methods were trained."
-    there, where = set(run.titles), f'{distractors:,} distractors'
-    found = {
-        claim: [
-            claim_evidence(
-                leads(run, a, [b], distractors, seed=seed)[b], f'R@1, {where}: {run.titles[a]} − {run.titles[b]}'
-            )
-            for a, b in pairs
-        ]
-        for claim, pairs in LEADS.items()
-        if there.issuperset(name for pair in pairs for name in pair)
-    }
+    title, where = run.titles, f'{distractors:,} distractors'
+    there, found = set(title), {}
+    for claim, pairs in LEADS.items():
+        if there.issuperset(name for pair in pairs for name in pair):
+            compared = [(leads(run, a, [b], distractors, seed=seed)[b], f'{title[a]} − {title[b]}') for a, b in pairs]
+            found[claim] = [claim_evidence(c, f'R@1, {where}: {what}') for c, what in compared]
     if there.issuperset((CONDVIT, VIT)):
-        falls = [
-            (fall(run, m, distractors, seed), f'{run.titles[m]}: R@1 alone − R@1, {where}') for m in (CONDVIT, VIT)
-        ]
+        falls = [(fall(run, m, distractors, seed), f'{title[m]}: R@1 alone − R@1, {where}') for m in (CONDVIT, VIT)]
         accuracy = category_accuracy(run, distractors, seed=seed)
         found['L02'] = [claim_evidence(*given) for given in falls]
         found['L10'] = [claim_evidence(accuracy, f'{title[CONDVIT]}: Cat@1, {where} − 98')]
