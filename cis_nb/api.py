@@ -592,11 +592,13 @@ def main_metrics() -> dict:  # name of a benchmark in results -> MainMetric
 
 
 def task_metrics() -> dict:  # task -> MainMetric
-    "The metric of every task that a registered benchmark names."
-    return {m.task: m for name in names('benchmark') for m in get('benchmark', name).tasks}
+    "The metric of every task that a registered benchmark names; of two with one name the book's own counts."
+    own = [name for name in names('benchmark') if name in REGISTRY['benchmark']]
+    added = [name for name in names('benchmark') if name not in own]
+    return {m.task: m for name in [*added, *own] for m in get('benchmark', name).tasks}
 
 
 def task_title(task: str) -> str:
     "How tables call a task; one that no benchmark names is shown as it is written."
     known = task_metrics()
-    return known[task].task_title if task in known else task.replace('_', ' ').title()
+    return (known[task].task_title or known[task].title) if task in known else task.replace('_', ' ').title()

@@ -325,17 +325,18 @@ def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value 
 
 def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  # query id -> ids
     """The first 50 images of each query, whose targets need not be known.
-    ValueError if a reference cannot be read or a score is not finite."""
+    ValueError if an image cannot be read or a score is not finite."""
     names = circo_image_names(c)
-    images = _images(c, names, circo_image_paths(c, names))
-    index, references = method.encode_gallery(images).index, [str(e['reference_img_id']) for e in c.entries]
-    if lost := [r for r in references if r not in index]:
+    images, references = _images(c, names, circo_image_paths(c, names)), [str(e['reference_img_id']) for e in c.entries]
+    index = method.encode_gallery(images).index
+    if lost := [i for i in names if i not in index]:
         raise ValueError(
-            f'{c.folder}: {len(lost)} references cannot be read (the first: {lost[0]}); a submission needs all'
+            f'{c.folder}: {len(lost)} of {len(names)} images cannot be read (the first: {lost[0]}); '
+            'a submission needs all'
         )
     texts = [[prompt.replace('{condition}', e['relative_caption'])] for e in c.entries]
     queries = Queries([str(e['id']) for e in c.entries], texts, references, images)
-    best = first_images(method, queries, [i for i in names if i in index], CIRCO_LENGTH)
+    best = first_images(method, queries, list(names), CIRCO_LENGTH)
     return {q: [int(i) for i in ids] for q, ids in zip(queries.ids, best)}
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #ddd47b3a
@@ -344,8 +345,10 @@ class CircoSubmission(Submission):
 
     @property
     def made_from(self) -> dict:
-        "The entries of the test split and where it lies."
-        return dict(entries=self.annotations.entries, folder=str(self.annotations.folder))
+        "The entries of the test split and the images of its gallery."
+        names = circo_image_names(self.annotations)
+        images = _images(self.annotations, names, circo_image_paths(self.annotations, names))
+        return dict(entries=self.annotations.entries, names=names, images=images.key)
 
     def write(self, method, folder):
         write_circo_submission(circo_ranked_lists(method, self.annotations), folder / 'test.json', self.annotations)

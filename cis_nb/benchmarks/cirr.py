@@ -461,7 +461,8 @@ class CirrSubmission(Submission):
     @property
     def made_from(self) -> dict:
         "The entries of the test split and its images."
-        return dict(entries=self.annotations.entries, files={n: str(f) for n, f in self.annotations.files.items()})
+        images = _images(self.annotations, cirr_image_paths(self.annotations))
+        return dict(entries=self.annotations.entries, names=images.ids, images=images.key)
 
     def write(self, method, folder):
         for kind, lists in cirr_ranked_lists(method, self.annotations).items():

@@ -53,6 +53,10 @@ def load_benchmarks(names: list, data: str = 'world', world_seed: int = 0) -> tu
     for name in names or api.names('benchmark'):
         try:
             b = load_benchmark(name, data, world_seed)
+            if b.name in found:
+                raise ValueError(
+                    f'benchmarks: {b.name} is named twice ({", ".join(names)}); results would mix; keep one'
+                )
             found[b.name] = b
         except (FileNotFoundError, NoQueries) as e:
             missing[name] = str(e)

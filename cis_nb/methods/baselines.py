@@ -104,9 +104,9 @@ class FeatureMethod:
         "One embedding for each query; of several texts the normalised mean of their embeddings."
         ref = self.reference_features(queries)
         if all(len(texts) == 1 for texts in queries.texts):
-            return self.encode_query(ref, [t for (t,) in queries.texts])
+            return self.encode_query(ref, [t for (t,) in queries.texts]).cpu()
         row = torch.tensor([i for i, texts in enumerate(queries.texts) for _ in texts])
-        q = l2_normalize(self.encode_query(ref[row], [t for texts in queries.texts for t in texts]))
+        q = l2_normalize(self.encode_query(ref[row], [t for texts in queries.texts for t in texts])).cpu()
         return l2_normalize(torch.zeros(len(queries), q.shape[1]).index_add_(0, row, q))
 
     def with_text_memory(self, read: TextMemory) -> 'FeatureMethod':

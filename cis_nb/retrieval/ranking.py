@@ -507,7 +507,7 @@ def rank_own_galleries(
 ) -> Rankings:
     "Rank for each query a gallery of its own with the memory of a chunk. `ValueError` names the query that cannot be."
     targets, names = np.asarray(targets, int), list(range(len(galleries)) if names is None else names)
-    excluded = [[]] * len(galleries) if excluded is None else excluded
+    excluded, queries = [[]] * len(galleries) if excluded is None else excluded, queries.cpu()
     _reject_own(len(queries), galleries, targets, excluded, names)
     width = max(map(len, galleries))
     chunk = chunk or max(1, 2**22 // (width * features.shape[1]))

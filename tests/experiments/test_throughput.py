@@ -32,6 +32,7 @@ def test_end_to_end_training_is_measured_without_a_gpu_too():
     assert np.isclose(rates.times[1], 1) and np.allclose(rates.triplets_per_s, 4 * rates.steps_per_s)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 def test_a_large_backbone_learns_end_to_end_on_a_gpu():
     rates, most = end_to_end_rates('rn50x4', 16, 2, 'cuda')
@@ -52,6 +53,7 @@ def test_the_profile_bench_has_the_goals_own_size():
     assert p['ranking_steps'] == [0, 10_000, 100_000, 500_000, 1_000_000] and p['condvit_backbone'] == 'vit_b16'
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 def test_a_gpu_embeds_in_bfloat16():
     rates = condvit_rates('tiny_xs', 32, 2, 'cuda')

@@ -15,7 +15,7 @@ from cis_nb.retrieval.ranking import (
     ranking_rates,
 )
 
-DEVICES = ['cpu', *(['cuda'] if torch.cuda.is_available() else [])]
+DEVICES = ['cpu', *(['cuda'] if torch.cuda.is_available() else [])]  # one property for both, a GPU where there is one
 
 
 def dot_scores(q, gallery):

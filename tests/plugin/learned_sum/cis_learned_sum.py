@@ -22,7 +22,8 @@ class Sum(torch.nn.Module):
         self.weights = torch.nn.Parameter(torch.ones(2, D))
 
     def forward(self, ref, cond):  # (B,D), (B,D) -> (B,D)
-        return l2_normalize(self.weights[0] * l2_normalize(ref) + self.weights[1] * l2_normalize(cond))
+        ref, cond = (l2_normalize(x.to(self.weights.device)) for x in (ref, cond))
+        return l2_normalize(self.weights[0] * ref + self.weights[1] * cond)
 
 
 @dataclass(kw_only=True)
@@ -51,7 +52,8 @@ class LearnedSumTraining(RetrievalValidation):
 
     def loss(self, batch):
         ref, cond, target = batch
-        return info_nce(self.net(ref, cond), target, torch.tensor(self.config.temperature))
+        query = self.net(ref, cond)
+        return info_nce(query, target.to(query.device), torch.tensor(self.config.temperature))
 
     def method(self):
         return LearnedSum(name='learned_sum', title='Learned sum', backbone=self.backbone, net=self.net)
