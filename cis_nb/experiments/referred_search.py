@@ -222,8 +222,8 @@ def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #b2d81422
 RIVAL_NOTES = {
-    FILTERED: '*Filtered by category* ranks a query among the images of its target’s category only, as an index for each'
-    ' category would. It needs the category of every gallery image, which CondViT does not.',
+    FILTERED: '*Filtered by category* ranks a query among the images of its target’s category only, as an index for'
+    ' each category would. It needs the category of every gallery image, which CondViT does not.',
     'image_text_tuned': '*Tuned* is Image + Text with the weight that is best on validation products.',
     '_crop': 'A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box* it is'
     ' an upper bound, since it reads annotations.',
