@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import lru_cache
 from multiprocessing import get_context, parent_process
@@ -122,8 +122,11 @@ def _end_with_parent():
     threading.Thread(target=watch, args=(parent_process(),), daemon=True).start()
 
 
-def fresh_pool(workers: int, *preload: str) -> ProcessPoolExecutor:
-    "Several `fresh_processes` for jobs; they end with this process."
+def fresh_pool(workers: int, *preload: str) -> Executor:
+    """Several `fresh_processes` for jobs; they end with this process. Other processes cannot import what a notebook
+    defines: with `__main__` among the modules one thread does the jobs."""
+    if '__main__' in preload:
+        return ThreadPoolExecutor(1)
     return ProcessPoolExecutor(workers, fresh_processes(*preload), _end_with_parent)
 
 # %% ../../nbs/00a_core/01_store.ipynb #61750fb7
