@@ -238,9 +238,10 @@ def rival_notes(methods) -> str:
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f68b3a01
 def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', k: int = 1) -> pd.DataFrame:
-    "R@K of each method among each number of distractors, and Cat@1 among all of them."
+    "R@K of each method among numbers of distractors, at most four that fit a page, and Cat@1 among all of them."
     mine, last = results[results.task == task], run.steps[-1]
-    columns = {f'R@{k}, {n:,} distractors': (mine.metric == 'recall') & (mine.distractors == n) for n in run.steps}
+    sizes = [run.steps[0], *run.steps[1:-1][-2:], *run.steps[1:][-1:]]
+    columns = {f'R@{k}, {n:,} distractors': (mine.metric == 'recall') & (mine.distractors == n) for n in sizes}
     columns[f'Cat@1, {last:,} distractors'] = (mine.metric == 'cat_acc') & (mine.distractors == last)
     cells = {
         name: over_seeds(mine[of & mine.k.isin([k, 1] if name[0] == 'C' else [k])]) for name, of in columns.items()
