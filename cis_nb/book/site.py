@@ -520,25 +520,28 @@ def _main_protocol(rows: pd.DataFrame) -> str:
 
 def _matrix_columns(table: pd.DataFrame) -> list:
     "The columns of the matrix: values by method, with title, page and protocol."
-    out, known = [], api.main_metrics()
+    out, known, styles = [], api.main_metrics(), api.method_styles()
     for (page, benchmark), rows in table.groupby(['experiment', 'benchmark'], sort=False):
         if (main := known.get(benchmark)) is None:
             continue
         rows = rows[(rows.task == main.task) & (rows.metric == main.metric) & (rows.k == main.k)]
+        if 'distractors' in rows and rows.distractors.notna().any():  # galleries that grow: the largest one
+            rows = rows[rows.distractors == rows.distractors.max()]
         for backbone, some in rows.groupby('backbone', sort=False):
             some = some[some.protocol == _main_protocol(some)]
             protocol = f'{backbone}; {", ".join(some.protocol.unique())}; {page}'
-            values = some.groupby('method', sort=False).value.mean()
-            out.append(dict(title=main.title, page=page, backbone=backbone, protocol=protocol, values=values))
+            values = some[some.method.isin(styles)].groupby('method', sort=False).value.mean()
+            about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
+            out.append(dict(about, values=values))
     return out
 
 
 def _one_column_a_benchmark(columns: list) -> list:
-    "Of the pages with one benchmark and backbone the page that compares most methods, of equal ones the first."
+    "Of the pages with one benchmark and backbone the one with most queries, of equal ones that with most methods."
     widest = {}
     for c in columns:
         key = c['title'], c['backbone']
-        if key not in widest or len(c['values']) > len(widest[key]['values']):
+        if key not in widest or (c['n'], len(c['values'])) > (widest[key]['n'], len(widest[key]['values'])):
             widest[key] = c
     return list(widest.values())
 
