@@ -75,7 +75,7 @@ def test_filtered_rankings_are_kept_apart_and_never_worse(world, model, tmp_path
 def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model):
     curves = dict(category={0.0: 5.0, 0.5: 9.0, 1.0: 9.0}, text={0.0: 1.0, 0.5: 2.0, 1.0: 3.0})
     m = TunedSum(TunedFusion(curves, TextMemory(model)))
-    assert m.title == 'Image + Text, tuned (share of the text: category 0.5, text 1.0)'
+    assert (m.title, m.note) == ('Image + Text, tuned', 'Its share of the text: 0.5 by category, 1.0 by text.')
     ref, texts = np.ones((1, model.D), np.float32), ['a red hat']
     by_text = m.for_task(world.tasks['text']).encode_query(ref, texts)
     assert np.allclose(by_text, m.fusion.read(texts) / m.fusion.read(texts).norm(), atol=1e-6)
