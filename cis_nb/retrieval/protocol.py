@@ -153,7 +153,7 @@ class Task:
     protocol: Protocol
     images: list = None  # every image id once; found from the queries
     shared_gallery: list = None  # ids that every query ranks; then `gallery` is not used
-    key: str = ''  # what the images are, for the store; that of `source` where one is given
+    key: str = ''  # what the images are, for the store; that of `source` if not given
     metrics: tuple = ('recall',)
     ks: tuple = (1, 2, 3)  # the cut-offs of the metrics
     source: ImageSource = None  # the images, perhaps with others; made from `images`, `load` and `key` if not given
@@ -173,7 +173,7 @@ class Task:
             self.images = _all_images(q, self.shared_gallery)
         if self.source is None:
             self.source = ImageSource(self.images, self.load, self.key, self.name)
-        self.key = self.source.key
+        self.key = self.key or self.source.key
 
     def __len__(self):
         return len(self.queries)
@@ -181,7 +181,7 @@ class Task:
     @property
     def fingerprint(self) -> str:
         "Of images, protocol, queries, and what a subclass has besides."
-        return fingerprint([self.key, self.protocol.hash, self.queries.to_json(), self._own_fields])
+        return fingerprint([self.key, self.source.key, self.protocol.hash, self.queries.to_json(), self._own_fields])
 
     @cached_property
     def _own_fields(self) -> str:
