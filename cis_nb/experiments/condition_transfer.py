@@ -55,10 +55,10 @@ def transfer_variants(words, kept: int) -> dict:  # name -> Variant
     }
 
 
-def products_left_out(p: dict, image_size: int, seed: int) -> tuple:  # kept, left out
+def products_left_out(p: dict, image_size: int) -> tuple:  # kept, left out
     "How many products of the training in `p` have none of its held-out words in a caption, and how many have one."
     c = settings(variant_of(SweepParameters.of(dict(changes={}) | p), dict(condition='text')))
-    pairs = product_pairs(c.data, 'train', c.samples, stored_size(image_size), seed)
+    pairs = product_pairs(c.data, 'train', c.samples, stored_size(image_size))  # for all seeds the same
     kept = len(without_words(pairs, p['held_out']))
     return kept, len(pairs) - kept
 
@@ -67,7 +67,7 @@ def transfer_entries(p: dict, model) -> list:  # of Entry
     "All trainings, once for each of `seeds`."
     out = []
     for s in p['seeds']:
-        variants = transfer_variants(p['held_out'], products_left_out(p, model.image_size, s)[0])
+        variants = transfer_variants(p['held_out'], products_left_out(p, model.image_size)[0])
         changes = {name: v.change for name, v in variants.items()}
         out += train_variants(SweepParameters.of(p | dict(changes=changes, seeds=[s])), model)
     return out
