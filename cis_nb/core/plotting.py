@@ -187,7 +187,7 @@ def draw_intervals(
     ax.errorbar(*((values, at) if horizontal else (at, values)), **error, **style)
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #13bc69ce
-def _forest_row(ax, y: int, difference, low, high, unit: str):
+def _forest_row(ax, y: float, difference, low, high, unit: str):
     "One line of a forest plot: interval, mark and numbers."
     c = color('blue') if low > 0 else color('red') if high < 0 else color('grey')
     ax.plot([low, high], [y, y], color=c, lw=2.2, solid_capstyle='butt')
@@ -204,12 +204,14 @@ def forest(
 ) -> Page:
     "Differences with their intervals, one line each; hollow where the interval holds zero."
     labels = [textwrap.fill(r[0], 46) for r in rows]
-    fig, ax = page(0.75 + 0.32 * sum(0.55 + 0.45 * (label.count('\n') + 1) for label in labels))
+    heights = [0.55 + 0.45 * (label.count('\n') + 1) for label in labels]  # a long label takes several lines
+    middles = [sum(heights[:i]) + h / 2 for i, h in enumerate(heights)]
+    fig, ax = page(0.75 + 0.32 * sum(heights))
     ax.axvline(0, color='#888888', lw=1)
-    for y, (_, difference, low, high) in enumerate(rows):
+    for y, (_, difference, low, high) in zip(middles, rows):
         _forest_row(ax, y, difference, low, high, unit)
-    ax.set_yticks(range(len(rows)), labels)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(middles, labels)
+    ax.set_ylim(sum(heights), 0)
     ax.set_xlabel(xlabel)
     ax.set_title(title)
     ax.tick_params(axis='y', length=0)

@@ -140,7 +140,8 @@ def depth_figure(run: ReferredRun, results: pd.DataFrame, distractors: int):
         mine = _scores(results, metric)
         mine = mine[mine.distractors == distractors].assign(block=lambda t: t.method.map(block_of))
         style = dict(x='block', y='value', errorbar='sd', ax=ax)
-        sns.lineplot(mine[mine.block > 0], marker='o', color=color('green'), label='CondViT (category)', **style)
+        shown = dict(marker='o', color=color('condvit_category'), label='CondViT (category)')
+        sns.lineplot(mine[mine.block > 0], **shown, **style)
         control = mine[mine.block == 0]
         across = pd.concat([control.assign(block=b) for b in (blocks[0], blocks[-1])])
         sns.lineplot(across, ls='--', color=color('grey'), label=run.titles[UNCONDITIONAL], **style)

@@ -466,14 +466,14 @@ def training_products(config: ProductsConfig, image_size: int) -> tuple:  # Prod
 class CondViTPlugin(Plugin):
     "Product pairs, and a vision transformer that reads the condition."
 
-    name, title, color, Config = 'condvit', 'CondViT', '#117733', CondViTConfig
+    name, title, color, Config = 'condvit', 'CondViT', '#5D3A9B', CondViTConfig
     paper_row = 'CondViT'
     reading = (
         'The queries are complex images under a condition, the gallery holds simple images. A complex image shows '
         'several products; a model without conditions cannot know which of them is searched.'
     )
     variants = {
-        'condvit_category': Style('CondViT (category)', '#117733', 'CondViT'),
+        'condvit_category': Style('CondViT (category)', '#5D3A9B', 'CondViT'),
         'vit_products': Style('ViT, fine-tuned on products', '#882255', 'ViT'),
     }
 

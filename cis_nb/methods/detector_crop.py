@@ -167,5 +167,5 @@ class CropPlugin(Plugin):
         return crop_method(self.name, baseline('image_only', backbone), detector, backbone, device)
 
 
-DETECTOR_CROP = CropPlugin('detector_crop', '#88CCEE', '#332288')
+DETECTOR_CROP = CropPlugin('detector_crop', '#88CCEE', '#4477AA')
 TRUE_BOX_CROP = CropPlugin('true_box_crop', '#DDCC77', '#999933')
