@@ -41,9 +41,9 @@ class Preprocessor:
     def normalise(self, pixels, device='cpu') -> torch.Tensor:  # uint8 (B,H,H,3) or (B,3,H,H) -> float (B,3,H,H)
         "Pixels of the right size as the tower reads them."
         x = torch.as_tensor(pixels)
-        x = (x.permute(0, 3, 1, 2) if x.shape[-1] == 3 else x).to(device).float() / 255
+        x = (x.permute(0, 3, 1, 2) if x.shape[-1] == 3 else x).to(device, torch.float32, copy=True)
         mean, std = (torch.tensor(v, device=x.device).view(3, 1, 1) for v in (self.mean, self.std))
-        return (x - mean) / std
+        return x.div_(255).sub_(mean).div_(std)
 
     def batch(self, images) -> torch.Tensor:  # B PIL images, or pixels (B,3,H,H) -> (B,3,H,H)
         "One tensor; TypeError for a single image, ValueError for another shape."

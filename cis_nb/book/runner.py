@@ -33,7 +33,7 @@ from cis_nb.core.experiment_files import (
 )
 from .. import api
 from ..core.code import imports_of, named_closure, names_asked, package_files
-from ..core.store import fingerprint, machine, project_root, versions
+from ..core.store import fingerprint, machine, project_root, stored, versions
 
 # %% ../../nbs/10_book/00_runner.ipynb #8f27f2b1
 def last_inputs(e: Experiment) -> dict:
@@ -50,10 +50,21 @@ def installed_code(names) -> dict:  # file -> source
     return {file: code for place in sorted(places) for file, code in package_files(place).items()}
 
 
-def registered() -> dict:
-    "How methods and benchmarks call themselves, which pages with comparisons ask of all of them."
+def _write_registered(folder: Path):
+    "Hashes of how methods and benchmarks call themselves; this imports every plugin."
     told = dict(methods=api.method_styles(), benchmarks=api.main_metrics(), tasks=api.task_metrics())
-    return {kind: fingerprint(repr(sorted(found.items()))) for kind, found in told.items()}
+    hashes = {kind: fingerprint(repr(sorted(found.items()))) for kind, found in told.items()}
+    (folder / 'registered.json').write_text(json.dumps(hashes), encoding='utf-8')
+
+
+def registered() -> dict:
+    "How methods and benchmarks call themselves, which pages with comparisons ask of all of them; read once."
+    names = {kind: api.names(kind) for kind in api.REGISTRY}
+    own = sorted(Path(find_spec('cis_nb').origin).parent.rglob('*.py'))
+    code = [_read_file(f, f.stat().st_size, f.stat().st_mtime_ns) for f in own]
+    code.append(fingerprint(installed_code({f'every {kind}' for kind in names})))
+    folder = stored('registered', 'plugins', names, _write_registered, code)
+    return json.loads((folder / 'registered.json').read_text(encoding='utf-8'))
 
 
 @lru_cache(maxsize=1024)
@@ -115,6 +126,8 @@ def environment(e: Experiment, folder: Path, threads: int):
         JUPYTER_PREFER_ENV_PATH='1',
         PYTHONPATH=os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')])),
         IPYTHONDIR=str(folder / '.ipython'),
+        MALLOC_MMAP_THRESHOLD_=str(2**25),  # glibc keeps freed memory for the next step of a training
+        MALLOC_TRIM_THRESHOLD_=str(2**30),
         **{f'{lib}_NUM_THREADS': str(threads) for lib in ('OMP', 'MKL', 'OPENBLAS')},
     )
     before = {k: os.environ.get(k) for k in new}
@@ -169,6 +182,7 @@ def execute(e: Experiment, folder: Path, threads: int = 1) -> str:  # what stopp
                 cwd=project_root(),
                 progress_bar=False,
                 log_output=False,
+                request_save_on_cell_execute=False,  # twice for each cell; every half minute is enough
             )
         except Exception as error:
             logger.error(''.join(traceback.format_exception_only(type(error), error)))
