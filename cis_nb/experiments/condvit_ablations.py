@@ -86,7 +86,7 @@ def training_note(p: dict) -> str:
     base = base_of(SweepParameters.of(dict(changes={}) | p))
     return (
         f'{p["backbone"]}; {base["samples"]:,} products, {base["steps"]:,} steps of {base["batch_size"]}; '
-        f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws its products, batches and new parameters'
+        f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws the order, the images and the new parameters'
     )
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #27cfa60a

@@ -262,6 +262,7 @@ def test_first_all_split_and_limit(tmp_path):
 # ---- shards
 
 
+@pytest.mark.e2e
 def test_the_number_of_processes_and_shards_changes_nothing(tmp_path):
     source = text_file(tmp_path / 'c.txt', world_texts(60) * 2)
     one, two = (
