@@ -8,7 +8,7 @@ __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'DATA', 'TESTED', 'TESTING_PAGE', 
            'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'line_in_words',
            'effect', 'unless_refuted', 'with_role', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three',
            'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere', 'image_catches_up',
-           'mined_leads_on_cirr', 'solutions_win', 'spread', 'released_templates', 'on_templates', 'sizes',
+           'mined_leads_on_cirr', 'solutions_win', 'spread', 'has_released_templates', 'on_templates', 'sizes',
            'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric',
            'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge',
            'sibling_receipt', 'JudgedRun', 'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding',
@@ -333,14 +333,14 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
     )
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4be74b72
-def released_templates(run) -> bool:
+def has_released_templates(run) -> bool:
     "Are the templates released files? Others are built here, by the rules that a claim may speak of."
     return any((Path(run.root) / 'genecis').glob('*.json*'))
 
 
 def on_templates(run, holds: bool) -> str:
     "The verdict on a claim about templates: a test of released files, or true by construction of those built here."
-    return ('reproduced' if holds else 'not reproduced') if released_templates(run) else unless_refuted(holds)
+    return ('reproduced' if holds else 'not reproduced') if has_released_templates(run) else unless_refuted(holds)
 
 
 def sizes(run) -> Outcome:
@@ -567,7 +567,7 @@ class JudgedRun:
 
 def templates_folder(run: GenecisRun, params: dict):
     "The folder of the templates of an evaluation: released files, or templates that are built."
-    if released_templates(run):
+    if has_released_templates(run):
         return run.root
     return build_genecis(run.root, params['templates'], run.rules, seed=params['seed'], tasks=tuple(params['tasks']))
 
