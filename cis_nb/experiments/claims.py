@@ -4,20 +4,23 @@
 
 # %% auto #0
 __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'DATA', 'TESTED', 'TESTING_PAGE', 'LACKS_DATA', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED',
-           'GENERAL', 'VERDICT_FILLS', 'JUDGED_HERE', 'LINE_BREAK', 'BOLD', 'claims', 'by_claim', 'waits_for',
-           'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'effect', 'sum_beats_parts',
-           'sum_beats_parts_on_three', 'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere',
-           'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'spread', 'sizes', 'overlap_ranks', 'closest',
-           'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths',
-           'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'judge', 'sibling_receipt', 'JudgedRun',
-           'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines',
-           'with_markup', 'tested_claims', 'claims_forest', 'claims_tested_elsewhere', 'waiting_claims']
+           'CERTAIN', 'GENERAL', 'VERDICT_FILLS', 'JUDGED_HERE', 'LINE_BREAK', 'BOLD', 'claims', 'by_claim',
+           'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'line_in_words',
+           'effect', 'unless_refuted', 'with_role', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three',
+           'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere', 'image_catches_up',
+           'mined_leads_on_cirr', 'solutions_win', 'spread', 'has_released_templates', 'on_templates', 'sizes',
+           'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric',
+           'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge',
+           'sibling_receipt', 'JudgedRun', 'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding',
+           'verdict_bars', 'comparison_lines', 'with_markup', 'tested_claims', 'certain_claims', 'claims_forest',
+           'claims_tested_elsewhere', 'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 import numpy as np
 import pandas as pd
@@ -28,6 +31,7 @@ from ..api import method_style
 from ..backbones.conditional_vit import CondViT, ViTShape
 from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
+from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED
 from cis_nb.experiments.comparison import (
     read_printed,
     compare,
@@ -73,7 +77,7 @@ TESTED_BY = {
     'quick/08_scaling/triplets': 'G15',
     'quick/08_scaling/backbones': 'G16',
     'quick/09_claims/claims': 'L07 N09',
-    'quick/06_evaluation/lrvsf': 'L02 L04 L05 L10',
+    'quick/06_evaluation/lrvsf': 'L02 L04 L05',
     'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'full/06_evaluation/pseudo_words_genecis': 'N06',
     'full/07_ablations/noise': 'N10 N11',
@@ -82,7 +86,7 @@ TESTED_BY = {
     'full/07_ablations/corpus': 'N17',
     'full/08_scaling/pseudo_words_backbones': 'N20',
     'full/08_scaling/time': 'N07 N08',
-    'full/06_evaluation/lrvsf': 'L09',
+    'full/06_evaluation/lrvsf': 'L09 L10 L14',
     'full/07_ablations/condition_depth': 'L11',
     'full/07_ablations/gallery_token': 'L12',
     'full/06_evaluation/condition_transfer': 'L13 L15',
@@ -98,7 +102,6 @@ CHAPTERS = {
     'C09 C12': 'the CompoDiff denoiser (04b_methods/compodiff), timed in 08_scaling/denoising_steps',
     'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (04b_methods/compodiff)',
     'C15': 'synthetic triplets (03_mining/synthetic) in several sizes and CompoDiff (04b_methods/compodiff)',
-    'L14': 'a test of slopes; 06_evaluation/lrvsf draws R@1 against the visible size',
 }
 DATA = {
     'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights',
@@ -156,16 +159,45 @@ def all_hold(
     return 'reproduced' if said and set(said) == {'better'} else 'undecided'
 
 
+def line_in_words(c: dict) -> str:
+    "One line of evidence: the difference with its interval, and what its role is."
+    if c.get('role') == UNTESTED:
+        return f'not tested: {c["what"]}'
+    diff, low, high = (f'{c[key]:+.1f}'.replace('-', '−') for key in ('diff', 'low', 'high'))
+    words = f'{c["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
+    before = 'this book’s own comparison, ' if c.get('role') == OWN_COMPARISON else ''
+    return before + words + (', by construction' if c.get('role') == BY_CONSTRUCTION else '')
+
+
 def effect(comparisons: list) -> str:
     "Differences with their intervals, in words."
+    return '; '.join(map(line_in_words, comparisons))
 
-    def number(v):
-        return f'{v:+.1f}'.replace('-', '−')
+# %% ../../nbs/05b_experiments/08_claims.ipynb #54009842
+CERTAIN = 'by construction or arithmetic'  # a verdict: no data can refute the claim
 
-    return '; '.join(
-        f'{c["what"]}: {number(c["diff"])} [{number(c["low"])}, {number(c["high"])}]{c.get("unit", " points")}'
-        for c in comparisons
-    )
+
+def unless_refuted(holds: bool) -> str:
+    "The verdict on a claim that follows from a definition or from arithmetic, if what it says was checked."
+    return CERTAIN if holds else 'not reproduced'
+
+
+def with_role(comparisons: list, role: str = '') -> list:
+    "The lines of evidence with a role; those that are judged have none."
+    return [c for c in comparisons if c.get('role', '') == role]
+
+
+def judge_evidence(comparisons: list) -> Outcome:
+    "The outcome of a claim from its lines of evidence, each with its role."
+    judged, certain = with_role(comparisons), with_role(comparisons, BY_CONSTRUCTION)
+    said = all_hold(judged)
+    if 'worse' in map(verdict, certain):
+        said = 'not reproduced'
+    elif certain and not judged:
+        said = CERTAIN
+    elif said == 'reproduced' and with_role(comparisons, UNTESTED):
+        said = 'undecided'
+    return Outcome(effect(comparisons), said, comparisons)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ff7939f5
 def _against(run, a, bs, tasks=None, what='', k=1) -> list:
@@ -301,6 +333,16 @@ def spread(run, method='combiner', limit=0.5) -> Outcome:
     )
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4be74b72
+def has_released_templates(run) -> bool:
+    "Are the templates released files? Others are built here, by the rules that a claim may speak of."
+    return any((Path(run.root) / 'genecis').glob('*.json*'))
+
+
+def on_templates(run, holds: bool) -> str:
+    "The verdict on a claim about templates: a test of released files, or true by construction of those built here."
+    return ('reproduced' if holds else 'not reproduced') if has_released_templates(run) else unless_refuted(holds)
+
+
 def sizes(run) -> Outcome:
     "G08: gallery sizes are those of the paper; NotTestable if there is no gallery."
     printed = read_printed('genecis_table1').query("metric=='gallery_size'").set_index('dataset').value
@@ -311,7 +353,7 @@ def sizes(run) -> Outcome:
     if not any(right.values()):
         raise NotTestable(f'no gallery of {", ".join(TASKS)}; name one in `tasks`, with `templates` of at least 1')
     words = [f'{api.task_title(t)}: {size[t]} images in {sum(r):,} of {len(r):,}' for t, r in right.items() if r]
-    return Outcome('; '.join(words), 'reproduced' if all(map(all, right.values())) else 'not reproduced')
+    return Outcome('; '.join(words), on_templates(run, all(map(all, right.values()))))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #8a329adf
 def overlap_ranks(
@@ -399,7 +441,7 @@ def focus_is_symmetric(run, folder) -> Outcome:
     right = all((v == 100) if t in TASK_GROUPS['focus'] else (v == 0) for t, v in share.items())
     return Outcome(
         'still valid: ' + '; '.join(f'{api.task_title(t)} {v:.0f} %' for t, v in share.items()),
-        'reproduced' if right else 'not reproduced',
+        on_templates(run, right),
     )
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #69c19d56
@@ -417,7 +459,7 @@ def noise_lengths(n=4000, D=768, times=3, seed=0) -> Outcome:
     return Outcome(
         words,
         (
-            'reproduced'
+            CERTAIN
             if product[1] > times * widest[2]
             else 'not reproduced'
             if product[2] < times * widest[1]
@@ -433,13 +475,16 @@ def bootstrap_spread(v, seed=0, n=300) -> tuple:  # value, low, high
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #a61668f9
 def condition_weights(limit=8000) -> Outcome:
-    "L07: weights that a condition by category adds to a ViT-B/16; the paper counts the embeddings alone."
+    "L07: the embeddings that a condition by category adds to a ViT-B/16 are below `limit`; with the position beside."
     with torch.device('meta'):
         net = CondViT(ViTShape(768, 16, 224, 12, 512).build())
-    added, categories = sum(p.numel() for n, p in net.named_parameters() if n.startswith('c_')), len(net.categories)
-    position = added - categories * net.width
-    words = f'{added:,} weights: {categories} categories × {net.width}, and {position} of the position; limit {limit:,}'
-    return Outcome(words, 'reproduced' if added < limit else 'not reproduced')
+    embeddings = net.c_embedding.weight.numel()
+    added = sum(p.numel() for name, p in net.named_parameters() if name.startswith('c_'))
+    words = (
+        f'{embeddings:,} weights of embeddings: {len(net.categories)} categories × {net.width}; limit {limit:,}; '
+        f'with the position of the token, which the claim does not count: {added:,}'
+    )
+    return Outcome(words, unless_refuted(embeddings < limit))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #4e00080d
 def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that it needs
@@ -463,7 +508,7 @@ def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that 
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d3be1864
 def judge_one(test, there: set, needs=()) -> Outcome:
-    """The outcome of one test; of one that only compares, all comparisons have to hold.
+    """The outcome of one test; of one that only compares, by `judge_evidence`.
     A missing task, NotTestable and FileNotFoundError give the verdict `NOT_HERE`; any other error is raised."""
     try:
         if missing := [api.task_title(t) for t in needs if t not in there]:
@@ -471,11 +516,18 @@ def judge_one(test, there: set, needs=()) -> Outcome:
         r = test()
         if isinstance(r, str):
             return Outcome(r, NOT_HERE)
-        return r if isinstance(r, Outcome) else Outcome(effect(r), all_hold(r), r)
+        return r if isinstance(r, Outcome) else judge_evidence(r)
     except (FileNotFoundError, NotTestable) as e:
         return Outcome(str(e), NOT_HERE)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d1765bd8
+def waiting_outcome(claim: str, what: str, lines=()) -> Outcome:
+    "The outcome of a claim that waits; own comparisons of this book (`lines`) follow what it waits for."
+    own = [effect([c]) for c in with_role(lines, OWN_COMPARISON)]
+    said = 'waits for data or weights' if claim in LACKS_DATA else 'waits for a chapter'
+    return Outcome('; '.join([f'waits for {what}', *own]), said, list(lines))
+
+
 def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id, effect, verdict, comparisons
     """Verdicts on all claims; `evidence` (claim -> comparisons, or why there are none) comes from the receipts of
     other chapters."""
@@ -483,12 +535,10 @@ def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id,
         (i, *judge_one(test, set(run.per_query.task), needs))
         for i, (test, needs) in tests(run, folder, composed_run).items()
     ]
-    rows += [(i, *judge_one(lambda c=c: c, set())) for i, c in (evidence or {}).items()]
+    evidence, waiting = evidence or {}, waits_for()
+    rows += [(i, *judge_one(lambda c=c: c, set())) for i, c in evidence.items() if i not in waiting]
     done = {i for i, *_ in rows}
-    rows += [
-        (i, *Outcome(f'waits for {what}', 'waits for data or weights' if i in LACKS_DATA else 'waits for a chapter'))
-        for i, what in waits_for().items()
-    ]
+    rows += [(i, *waiting_outcome(i, what, evidence.get(i, ()))) for i, what in waiting.items()]
     rows += [(i, *Outcome('this profile does not test it', NOT_HERE)) for i in TESTED if i not in done]
     rows = [(i, e, verdict_without_test(i) if v == NOT_HERE else v, c) for i, e, v, c in rows]
     return (
@@ -517,7 +567,7 @@ class JudgedRun:
 
 def templates_folder(run: GenecisRun, params: dict):
     "The folder of the templates of an evaluation: released files, or templates that are built."
-    if any((run.root / 'genecis').glob('*.json*')):
+    if has_released_templates(run):
         return run.root
     return build_genecis(run.root, params['templates'], run.rules, seed=params['seed'], tasks=tuple(params['tasks']))
 
@@ -539,6 +589,7 @@ VERDICT_FILLS = {
     'reproduced': 'green',
     'not reproduced': 'red',
     'undecided': 'orange',
+    CERTAIN: '#a8d5b5',
     IN_FULL: '#8899aa',
     NOT_HERE: 'grey',
     'waits for a chapter': '#dddddd',
@@ -558,7 +609,8 @@ def verdict_finding(verdicts: pd.DataFrame) -> str:
     n = verdict_counts(verdicts).sum()
     judged = [f'{n[v]} {v}' for v in [*JUDGED_HERE, *NOT_TESTED] if n[v]]
     return (
-        f'{", ".join(judged)}; of {len(verdicts)} claims {n["waits for a chapter"]} wait for a chapter and'
+        f'{", ".join(judged)}; apart from these, {n[CERTAIN]} hold by construction or arithmetic;'
+        f' of {len(verdicts)} claims {n["waits for a chapter"]} wait for a chapter and'
         f' {n["waits for data or weights"]} for data or weights'
     )
 
@@ -569,7 +621,7 @@ def verdict_bars(counts: pd.DataFrame):
     left = np.zeros(len(counts))
     for v, fill in VERDICT_FILLS.items():
         bars = ax.barh([PAPERS[p] for p in counts.index], counts[v], left=left, color=color(fill), label=v, height=0.62)
-        ink = 'k' if v.startswith('waits') or v == 'undecided' else 'w'
+        ink = 'k' if v.startswith('waits') or v in ('undecided', CERTAIN) else 'w'
         labels = [str(n) if n else '' for n in counts[v]]
         ax.bar_label(bars, labels, label_type='center', fontsize=9, color=ink)
         left += counts[v].to_numpy()
@@ -586,13 +638,13 @@ LINE_BREAK, BOLD = '¶', '§'  # become markup once the table has escaped its te
 
 
 def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> str:
-    "An outcome, one comparison a line; comparisons that are not better stand between two `BOLD`."
+    "An outcome, one comparison a line; judged comparisons that are not better stand between two `BOLD`."
     if not comparisons:
         return LINE_BREAK.join(outcome.split('; '))
     lines = []
     for c in comparisons:
         text = effect([c]).removesuffix(' points')
-        holds = verdict_of_claim == 'reproduced' or verdict(c) == 'better'
+        holds = verdict_of_claim == 'reproduced' or 'role' in c or verdict(c) == 'better'
         lines.append(text if holds else f'{BOLD}{text}{BOLD}')
     return outcome.removesuffix(effect(comparisons)) + LINE_BREAK.join(lines)
 
@@ -602,19 +654,25 @@ def with_markup(table: HTML) -> HTML:
     return HTML(re.sub(f'{BOLD}(.*?){BOLD}', r'<b>\1</b>', table.data.replace(LINE_BREAK, '<br>')))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #734c98ee
-def tested_claims(verdicts: pd.DataFrame, under: list) -> HTML:
-    "The table of the claims with a verdict; `under`: lines below the title."
-    t = verdicts[verdicts.verdict.isin(JUDGED_HERE)]
+def tested_claims(verdicts: pd.DataFrame, under: list, title='Claims tested on this run', of=JUDGED_HERE) -> HTML:
+    "The table of the claims with one of the verdicts `of`; `under`: lines below the title."
+    t = verdicts[verdicts.verdict.isin(of)]
     here = [comparison_lines(r.effect, r.verdict, r.comparisons) for r in t.itertuples()]
     rows = t.assign(here=here)[['id', 'claim', 'printed', 'here', 'verdict']]
     rows.columns = ['id', 'claim', 'in the paper', 'this run: differences in points', 'verdict']
-    return with_markup(show_table(rows, 'Claims tested on this run', under))
+    return with_markup(show_table(rows, title, under))
+
+
+def certain_claims(verdicts: pd.DataFrame) -> HTML:
+    "The table of the claims that hold by construction or by arithmetic."
+    return tested_claims(verdicts, [], 'Claims that hold by construction or by arithmetic', [CERTAIN])
 
 
 def claims_forest(verdicts: pd.DataFrame):
-    "All comparisons of the tested claims; None if there are none."
+    "All judged comparisons of the tested claims; None if there are none."
     t = verdicts[verdicts.verdict.isin(JUDGED_HERE)]
-    lines = [(f'{r.id} {c["what"]}', c['diff'], c['low'], c['high']) for r in t.itertuples() for c in r.comparisons]
+    judged = [(r.id, c) for r in t.itertuples() for c in with_role(r.comparisons)]
+    lines = [(f'{i} {c["what"]}', c['diff'], c['low'], c['high']) for i, c in judged]
     return (
         forest(
             lines,

@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 from projects import ROOT
 from cis_nb.experiments import claims as cl
+from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED
 from cis_nb.experiments.comparison import UNTRAINED
+from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
 
@@ -125,3 +127,69 @@ def test_a_page_without_parameters_has_no_evidence(tmp_path, monkeypatch):
 def test_a_run_without_galleries_says_what_to_ask_for():
     with pytest.raises(ValueError, match=f'no gallery of {TASKS[0]}, .*; name one in `tasks`, with `templates` of at'):
         cl.sizes(SimpleNamespace(tasks={}))
+
+
+# --- lines of evidence
+
+
+def line(low, role=''):
+    return dict(what='a − b', diff=low + 1.0, low=low, high=low + 2.0) | (dict(role=role) if role else {})
+
+
+@pytest.mark.parametrize(
+    'lines, said',
+    [
+        ([line(1), line(-9, OWN_COMPARISON)], 'reproduced'),  # an own comparison is not judged
+        ([line(1), dict(what='c', role=UNTESTED)], 'undecided'),
+        ([line(-9), dict(what='c', role=UNTESTED)], 'not reproduced'),
+        ([line(1, BY_CONSTRUCTION)], cl.CERTAIN),
+        ([line(-9, BY_CONSTRUCTION)], 'not reproduced'),
+        ([line(1, BY_CONSTRUCTION), line(-1)], 'undecided'),  # the part that can fail decides
+        ([dict(what='c', role=UNTESTED)], 'undecided'),
+    ],
+)
+def test_a_verdict_follows_the_roles_of_its_lines(lines, said):
+    assert cl.judge_evidence(lines).verdict == said
+
+
+def test_claims_that_cannot_fail_are_counted_apart(tmp_path):
+    evidence = dict(L02=[line(1, BY_CONSTRUCTION)], L05=[line(1)])
+    verdicts = cl.judge(planted(8), tmp_path, evidence=evidence)
+    found = verdicts.set_index('id').verdict
+    assert (found['L02'], found['L07'], found['L05']) == (cl.CERTAIN, cl.CERTAIN, 'reproduced')
+    counts = cl.verdict_counts(verdicts)
+    assert counts.to_numpy().sum() == len(cl.claims())
+    assert counts.loc['lrvsf', cl.CERTAIN] == 2 and counts.loc['lrvsf', 'reproduced'] == 1
+    n = (found == cl.CERTAIN).sum()
+    assert f'apart from these, {n} hold by construction or arithmetic' in cl.verdict_finding(verdicts)
+    assert 'L02' in cl.certain_claims(verdicts).data and 'L02' not in cl.tested_claims(verdicts, []).data
+
+
+def test_the_front_page_counts_them_apart():
+    about = dict(done=1, experiments=1, seconds=1, wall=0, made=1, partly=0, items=1, claims=9, claims_page='c')
+    about |= dict(gpu='', cores='2 cores', cpu='')
+    card = render_template('cards', verdicts={'reproduced': 3, cl.CERTAIN: 2}, **about)
+    assert '3 of 9' in card and '2 more hold by construction or arithmetic' in card
+    assert 'construction' not in render_template('cards', verdicts={'reproduced': 3}, **about)
+    assert '0 of 9' in render_template('cards', verdicts={'undecided': 3}, **about)
+
+
+def test_weights_of_a_category_are_counted_as_the_claim_counts():
+    outcome = cl.condition_weights()
+    assert outcome.verdict == cl.CERTAIN and cl.condition_weights(7680).verdict == 'not reproduced'
+    embeddings, _, position = outcome.effect.split('; ')
+    assert '7,680' in embeddings and position.endswith('8,448')
+
+
+def test_a_claim_that_waits_shows_the_own_comparison(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path, evidence=dict(L08=[line(1, OWN_COMPARISON)])).set_index('id', drop=False)
+    assert verdicts.verdict['L08'] == 'waits for data or weights' and len(verdicts) == len(cl.claims())
+    assert 'own comparison, a − b: +2.0 [+1.0, +3.0]' in verdicts.effect['L08']
+
+
+def test_released_templates_are_tested_and_built_ones_are_certain(tmp_path):
+    run = SimpleNamespace(root=tmp_path)
+    assert (cl.on_templates(run, True), cl.on_templates(run, False)) == (cl.CERTAIN, 'not reproduced')
+    (tmp_path / 'genecis').mkdir()
+    (tmp_path / 'genecis/focus_object.json').write_text('[]')
+    assert (cl.on_templates(run, True), cl.on_templates(run, False)) == ('reproduced', 'not reproduced')

@@ -1,9 +1,15 @@
 "Ablations of CondViT: blocks of a tower, limits of a difference, pages that are small enough to run."
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from cis_nb.backbones.conditional_vit import ViTShape
+from cis_nb.experiments.claims import judge_evidence
+from cis_nb.experiments.combiner_ablations import UNTESTED, within
 from cis_nb.experiments.comparison import verdict
 from cis_nb.experiments.condvit_ablations import (
     EMPTY_TOKEN,
@@ -16,12 +22,22 @@ from cis_nb.experiments.condvit_ablations import (
     printed_tokens,
     token_evidence,
     token_finding,
-    within,
 )
 from cis_nb.experiments.referred_search import ReferredRun
 
 
-def run(ranks: dict, variants: dict, steps=(0, 9), seeds=(0, 1)) -> ReferredRun:
+def tower(*shape) -> SimpleNamespace:
+    "A backbone with an image tower of a `ViTShape`, without weights."
+    with torch.device('meta'):
+        visual = ViTShape(*shape).build()
+    blocks = visual.transformer.resblocks
+    return SimpleNamespace(name='vit', image_tower=SimpleNamespace(visual=visual, blocks=blocks))
+
+
+SMALL, VIT_B32, VIT_B16 = (tower(*s) for s in ((64, 16, 64, 2, 64), (768, 32, 224, 12, 512), (768, 16, 224, 12, 512)))
+
+
+def run(ranks: dict, variants: dict, steps=(0, 9), seeds=(0, 1), model=SMALL) -> ReferredRun:
     "The same ranks of each variant for every seed and gallery."
     rows = [
         dict(method=m, seed=s, draw=0, task='category', query_id=q, reference=q, rank=r, gallery_size=20, distractors=d)
@@ -30,7 +46,7 @@ def run(ranks: dict, variants: dict, steps=(0, 9), seeds=(0, 1)) -> ReferredRun:
         for d in steps
         for q, r in enumerate(ranked)
     ]
-    return ReferredRun(None, None, [], [], pd.DataFrame(rows), {m: variants[m].title for m in ranks})
+    return ReferredRun(None, model, [], [], pd.DataFrame(rows), {m: variants[m].title for m in ranks})
 
 
 GOOD, BAD = np.ones(30, int), np.full(30, 3)
@@ -81,6 +97,25 @@ def test_a_difference_lies_within_a_limit(low, high, said):
 def test_a_token_is_judged_in_every_gallery():
     found = run({WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: GOOD}, TOKEN_VARIANTS, steps=(0, 5, 9))
     evidence = token_evidence(found, 5)['L12']
-    assert len(evidence) == 7 and verdict(evidence[-1]) == 'undecided'
+    assert len(evidence) == 7 and evidence[-1]['role'] == UNTESTED
     assert token_finding(found).count('distractors') == 2
     assert set(printed_tokens()['gallery token']) == {'none', 'learned empty token'}
+
+
+@pytest.mark.parametrize(
+    'model, largest, rank, said',
+    [
+        (SMALL, 100_000, BAD, 'undecided'),
+        (VIT_B32, 100_000, BAD, 'undecided'),
+        (VIT_B16, 99_999, BAD, 'undecided'),
+        (VIT_B16, 100_000, BAD, 'reproduced'),
+        (VIT_B16, 100_000, GOOD, 'undecided'),
+    ],
+)
+def test_a_loss_by_the_token_is_judged_of_a_large_tower_in_a_large_gallery(model, largest, rank, said):
+    ranks = {WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: rank}
+    outcome = judge_evidence(
+        token_evidence(run(ranks, TOKEN_VARIANTS, steps=(0, largest), model=model), limit=101)['L12']
+    )
+    fits = model is VIT_B16 and largest >= 100_000
+    assert outcome.verdict == said and ('not tested: a ViT-B/16 loses' in outcome.effect) == (not fits)

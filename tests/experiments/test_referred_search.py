@@ -7,17 +7,27 @@ from cis_nb.api import Unsolved
 from cis_nb.backbones.conditional_vit import conditional_vit
 from cis_nb.backbones.features import TextMemory
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.experiments.claims import CERTAIN, judge_evidence
+from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, UNTESTED
+from cis_nb.experiments.comparison import verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.referred_search import (
+    CROP,
     FILTERED,
     ReferredRun,
     TunedSum,
+    accuracy_lines,
+    caption_gain,
     cropped_entries,
     entries_with_prompts,
+    falls,
+    late_fusion,
     leads,
     paper_table,
     rank_referred,
     referred_evidence,
+    size_slopes,
+    slope_interval,
 )
 from cis_nb.experiments.pseudo_words import TunedFusion
 from cis_nb.methods.condvit import CondViTMethod
@@ -119,3 +129,101 @@ def test_an_unranked_number_of_distractors_is_refused():
 def test_printed_tables_keep_their_order():
     table = paper_table('lrvsf_table1')
     assert list(table)[:3] == ['method', 'backbone', 'condition'] and table.iloc[0]['+10K'] == '16.9 / 67.4'
+
+
+def both_tasks(hits: dict, accuracy: dict = None, n: int = 300) -> ReferredRun:
+    "Rankings by task and method: of queries of which a share is solved, and with the category of another share."
+    rng, rows, accuracy = np.random.default_rng(0), [], accuracy or {}
+    for (task, m), share in hits.items():
+        first, category = rng.random(n) < share, rng.random(n) < accuracy.get((task, m), 1.0)
+        rows += [
+            dict(method=m, seed=s, draw=0, task=task, query_id=str(q), reference=q, rank=1 if first[q] else 4)
+            | dict(gallery_size=9, distractors=5, category_hit=float(category[q]))
+            for s in (0, 1)
+            for q in range(n)
+        ]
+    return ReferredRun(None, None, [], [], pd.DataFrame(rows), {m: m for _, m in hits})
+
+
+def test_late_fusion_is_compared_by_caption():
+    text, fusion = ('text', 'condvit_text'), ('text', 'clip4cir_products')
+    by_category = {('category', 'condvit_category'): 0.9, ('category', 'clip4cir_products_category'): 0.1}
+    trails, alike, cosmo, own = late_fusion(
+        both_tasks({text: 0.9, fusion: 0.6, ('text', 'combiner_products'): 0.5} | by_category), 5
+    )
+    assert trails['what'] == 'R@1 by text: condvit_text − clip4cir_products' and verdict(trails) == 'better'
+    assert verdict(alike) == 'worse'  # thirty points are more than the limit
+    assert cosmo['role'] == UNTESTED and 'CoSMo' in cosmo['what'] and own['role'] == OWN_COMPARISON
+    assert set(referred_evidence(both_tasks(by_category), 5)) == set()
+
+
+def test_category_accuracy_alone_is_half_of_a_claim():
+    cat, crop = ('category', 'condvit_category'), ('category', CROP)
+    half = judge_evidence(accuracy_lines(both_tasks({cat: 0.5}), 5))
+    assert half.verdict == 'undecided' and 'not tested: above the detection pipeline' in half.effect
+    whole = judge_evidence(accuracy_lines(both_tasks({cat: 0.5, crop: 0.5}, {crop: 0.8}), 5))
+    assert (whole.verdict, len(whole.comparisons)) == ('reproduced', 2)
+    below = judge_evidence(accuracy_lines(both_tasks({cat: 0.5, crop: 0.5}, {cat: 0.8}), 5))
+    assert below.verdict == 'not reproduced'
+
+
+def test_accuracy_of_unknown_categories_is_no_evidence():
+    unknown = both_tasks({('category', 'condvit_category'): 0.5})
+    unknown.per_query['category_hit'] = np.nan
+    assert accuracy_lines(unknown, 5) == []
+
+
+def test_caption_against_category_is_an_own_comparison():
+    (line,) = caption_gain(both_tasks({('category', 'condvit_category'): 0.5, ('text', 'condvit_text'): 0.8}), 5)
+    assert line['role'] == OWN_COMPARISON and 20 < line['diff'] < 40 and verdict(line) == 'better'
+
+
+def test_a_fall_in_nested_galleries_is_certain():
+    run = both_tasks({('category', 'condvit_category'): 0.5, ('category', 'vit_products'): 0.3})
+    alone = run.per_query.assign(distractors=0, rank=1)
+    run.per_query = pd.concat([alone, run.per_query])
+    assert judge_evidence(falls(run, 5)).verdict == CERTAIN
+
+
+def sized(rates: dict, n: int = 1200) -> tuple:  # run, areas
+    "Methods whose share of hits grows with the area, from `rates`: method -> (share at the smallest, per doubling)."
+    size = np.arange(n) % 6
+    rng, rows = np.random.default_rng(1), []
+    for m, (least, more) in rates.items():
+        hit = rng.random(n) < least + more * size
+        rows += [
+            dict(method=m, seed=0, draw=0, task='category', query_id=str(q), reference=q // 2, rank=1 if h else 3)
+            | dict(gallery_size=9, distractors=5, family=q // 6)
+            for q, h in enumerate(hit)
+        ]
+    run = ReferredRun(None, None, [], [], pd.DataFrame(rows), {m: m for m in rates})
+    return run, pd.Series(2.0**size, index=[str(q) for q in range(n)])
+
+
+def test_methods_that_lose_more_on_small_products_have_a_steeper_slope():
+    rates = dict(condvit_category=(0.6, 0.05), vit_products=(0.1, 0.15), clip4cir_products_category=(0.1, 0.14))
+    lines = size_slopes(*sized(rates), 5)
+    slopes = {c['what'].removeprefix('R@1 per doubling of the area: '): c for c in lines if 'diff' in c}
+    assert [round(slopes[m]['diff']) for m in rates] == pytest.approx([5, 15, 14], abs=2)
+    assert verdict(slopes['vit_products − condvit_category']) == 'better'
+    assert verdict(slopes['clip4cir_products_category − condvit_category']) == 'better'
+    (detector,) = [c['what'] for c in lines if c.get('role') == UNTESTED]
+    assert detector.startswith('detection degrades') and judge_evidence(lines).verdict == 'undecided'
+
+
+def test_all_methods_of_the_paper_decide_on_size():
+    rates = dict(condvit_category=(0.5, 0.05), vit_products=(0.1, 0.15), clip4cir_products_category=(0.1, 0.14))
+    run, areas = sized(rates)
+    crop = run.per_query[run.per_query.method == 'condvit_category'].assign(method=CROP)
+    run.per_query, run.titles = pd.concat([run.per_query, crop]), run.titles | {CROP: CROP}
+    assert judge_evidence(size_slopes(run, areas, 5)).verdict == 'reproduced'
+    steep = run.per_query.method.replace(dict(condvit_category='vit_products', vit_products='condvit_category'))
+    run.per_query = run.per_query.assign(method=steep)
+    assert judge_evidence(size_slopes(run, areas, 5)).verdict == 'not reproduced'
+
+
+def test_the_interval_of_a_slope_redraws_families():
+    x, hit = np.repeat(np.arange(6.0), 50), np.repeat([0, 100, 0, 100, 0, 100], 50)
+    alone, together = (slope_interval(x, hit, f) for f in (np.arange(300), np.arange(300) // 25))
+    assert alone['diff'] == together['diff'] == pytest.approx(np.polyfit(x, hit, 1)[0])
+    assert together['high'] - together['low'] > 2 * (alone['high'] - alone['low'])
