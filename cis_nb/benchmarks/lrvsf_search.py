@@ -12,6 +12,7 @@ import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from ..api import MethodByTask
 from .genecis import read_json
 from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits, lrvsf_folder
+from ..core.store import fingerprint
 from ..data.roots import need_file
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..retrieval.ranking import rank_gallery
@@ -209,6 +211,11 @@ class BootstrapIds:
     products: list  # lists of product ids
     distractors: dict  # size -> lists of distractor ids
     name: str = 'stored'  # for the protocol
+
+    @cached_property
+    def fingerprint(self) -> str:
+        "Of all ids."
+        return fingerprint([self.name, self.products, self.distractors])
 
 
 def _check_subsets(found, path) -> dict:

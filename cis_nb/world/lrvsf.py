@@ -31,7 +31,15 @@ from ..core.report import progress
 from ..core.store import stored
 from .cloth import CLOTH_COLORS, Cloth, Dice, colorize, cut_pieces, palette, rasterize, scramble
 from .layouts import NO_OWNER, jpeg_bytes
-from .outfits import PASTELS, PROPS, complex_image, draw_outfit, dressed_scene, look_caption, visible_product_boxes
+from cis_nb.world.outfits import (
+    PASTELS,
+    PROPS,
+    complex_image,
+    draw_outfit,
+    dressed_scene,
+    look_caption,
+    visible_product_boxes,
+)
 from .wardrobe import PRODUCT_CATEGORIES, Product, product_captions, simple_image
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #dd0909f1
