@@ -38,7 +38,7 @@ from ..benchmarks.lrvsf_training import product_pairs
 from ..core.code import code_version
 from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
-from ..core.store import fingerprint
+from ..core.store import fingerprint, stored
 from ..data.products import packed_source
 from ..data.roots import dataset_root
 from .combiner_ablations import claim_evidence
@@ -435,10 +435,17 @@ def category_figure(run: ReferredRun, areas: pd.Series, distractors: int, task: 
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1c6ca971
 def visible_areas(task) -> pd.Series:  # query_id -> percent of the image
-    "The pixels that show each query's product; without those that are hidden, and empty for photographs."
-    drawn = [(q, r) for q, r in zip(task.queries.query_id, task.queries.reference) if is_drawn(r)]
-    found = {query: visible_shares_of(reference)[int(query)] for query, reference in drawn}
-    return pd.Series({query: share for query, share in found.items() if share > 0}, dtype=float)
+    """The pixels that show each query's product, counted once and kept; without those that are hidden, and empty for
+    photographs."""
+    drawn = {q: r for q, r in zip(task.queries.query_id, task.queries.reference) if is_drawn(r)}
+
+    def build(folder):
+        shares = [visible_shares_of(r)[int(q)] for q, r in progress(drawn.items(), 'visible pixels', 'query')]
+        pd.DataFrame(dict(area=shares), index=list(drawn), dtype=float).to_parquet(folder / 'areas.parquet')
+
+    folder = stored('areas', 'lrvsf', {}, build, [fingerprint(drawn)])
+    areas = pd.read_parquet(folder / 'areas.parquet').area
+    return areas[areas > 0]
 
 
 def area_table(run: ReferredRun, areas: pd.Series, distractors: int, groups: int = 10, seed: int = 0) -> pd.DataFrame:
