@@ -468,7 +468,6 @@ def area_figure(run: ReferredRun, areas: pd.Series, distractors: int, groups: in
         some, style = table[table.method == m], line_style(m)
         ax.plot(some.area, some.value, marker='o', ms=3, label=run.titles[m], **style)
         ax.fill_between(some.area, some.low, some.high, color=style['color'], alpha=0.1)
-    ax.set_xscale('log')
     ax.set(xlabel='visible pixels of the product (% of the image)', ylabel='R@1 (%)', ylim=(0, None))
     ax.grid(axis='y')
     method_legend(fig, [ax])
@@ -539,10 +538,10 @@ def _with_deviation(value: float, std: float) -> str:
 
 
 def gallery_title(distractors: int) -> str:
-    "The column of a gallery as the paper names it: +10K, +2M."
+    "The column of a gallery as the paper names it: +500, +10K, +2M."
     for unit, name in ((10**6, 'M'), (10**3, 'K')):
         if distractors >= unit:
-            return f'+{round(distractors / unit):,}{name}'
+            return f'+{distractors / unit:.4g}{name}'
     return f'+{distractors}'
 
 
