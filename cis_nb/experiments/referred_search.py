@@ -8,10 +8,10 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'SUM_WEIGHTS', 'FILTER_NOTE', 'RIVAL
            'run_referred', 'TunedSum', 'tuned_sum', 'recall_at_1', 'entries_with_prompts', 'cropped_entries',
            'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes', 'table_sizes', 'query_targets',
            'gallery_among', 'category_chance', 'step_table', 'base_name', 'line_style', 'method_legend',
-           'distractor_figure', 'leads', 'referred_finding', 'query_categories', 'category_table', 'category_figure',
-           'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords', 'caption_requests',
-           'request_strips', 'example_strips', 'gallery_title', 'paper_table', 'bootstrap_table', 'crop_methods',
-           'fall', 'filter_gain', 'category_accuracy', 'referred_evidence']
+           'distractor_figure', 'leads', 'referred_finding', 'query_categories', 'category_table',
+           'category_area_figure', 'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords',
+           'caption_requests', 'request_strips', 'example_strips', 'gallery_title', 'paper_table', 'bootstrap_table',
+           'crop_methods', 'fall', 'filter_gain', 'category_accuracy', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -416,7 +416,7 @@ def category_table(run: ReferredRun, distractors: int, task: str = 'category') -
     return out.assign(queries=queries).reset_index()
 
 
-def category_figure(run: ReferredRun, areas: pd.Series, distractors: int, task: str = 'category'):
+def category_area_figure(run: ReferredRun, areas: pd.Series, distractors: int, task: str = 'category'):
     "The visible area by category, median and quartiles, beside R@1 of each method."
     area = areas.groupby(query_categories(run.benchmark.tasks[task])).quantile([0.25, 0.5, 0.75]).unstack()
     area, table = area.sort_values(0.5), category_table(run, distractors, task).set_index('category')
