@@ -31,7 +31,7 @@ from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES
 from ..data.roots import dataset_root, need_file
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_row, result_rows
 from ..retrieval.statistics import families_of
-from ..world.lrvsf import drawn_image, is_drawn
+from ..world.lrvsf import drawn_image, is_drawn, shown_outfit
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5d8f868b
 IMAGE_TYPES = ('SIMPLE', 'COMPLEX', 'PARTIAL_COMPLEX')
@@ -460,7 +460,7 @@ class LRVSFBenchmark(Benchmark):
     def aggregate(self, per_query: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:
         parts = []
         for name, task in self.tasks.items():
-            mine = per_query[per_query.task == name]
+            mine = per_query[per_query.task == name].assign(family=lambda t: t.reference.map(shown_outfit))
             parts.append(result_rows(mine, task.ks, task.metrics, seed, **labels))
             if task.category_of:
                 targets = dict(zip(task.queries.query_id, task.queries.targets.str[0]))

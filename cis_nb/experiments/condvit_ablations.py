@@ -19,7 +19,14 @@ from ..backbones.loading import load_backbone
 from ..core.plotting import color, forest, page
 from .combiner_ablations import claim_evidence, untested, within
 from .comparison import format_uncertainty, interval_envelope, over_seeds, verdict
-from .referred_search import ReferredRun, leads, paper_table, run_referred
+from cis_nb.experiments.referred_search import (
+    ReferredRun,
+    gallery_title,
+    leads,
+    paper_table,
+    run_referred,
+    table_sizes,
+)
 from .sweeps import SweepParameters, base_of, format_differences, train_variants
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #338803db
@@ -117,11 +124,11 @@ def variant_scores(run: ReferredRun, results: pd.DataFrame, base: str, distracto
 
 
 def gallery_table(run: ReferredRun, results: pd.DataFrame) -> pd.DataFrame:
-    "R@1 / Cat@1 of each variant, a column for each number of distractors."
-    cells = {n: score_cells(results, n) for n in run.steps}
+    "R@1 / Cat@1 of each variant, a column for each gallery of a table, with intervals or the deviation over seeds."
+    cells = {n: score_cells(results, n) for n in table_sizes(run.steps)}
     return pd.DataFrame(
         [
-            {'variant': title, **{f'+{n:,}': ' / '.join(c.loc[m, ['R@1', 'Cat@1']]) for n, c in cells.items()}}
+            {'variant': title, **{gallery_title(n): ' / '.join(c.loc[m, ['R@1', 'Cat@1']]) for n, c in cells.items()}}
             for m, title in run.titles.items()
         ]
     )
@@ -253,7 +260,7 @@ def token_finding(run: ReferredRun, seed: int = 0) -> str:
 
 
 def printed_tokens() -> pd.DataFrame:
-    "R@1 / Cat@1 in LRVS-F, Table 5."
+    "R@1 / Cat@1 ± deviation over subsets in LRVS-F, Table 5."
     return (
         paper_table('lrvsf_table5', 'gallery_token')
         .drop(columns='method')

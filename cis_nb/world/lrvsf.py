@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['SPLIT_EIGHTHS', 'SplitProduct', 'DRAWN', 'LRVSF_SIDE', 'DrawnAddress', 'THINGS_ON_WHITE', 'GALLERY_SPLIT',
            'QUERY_SPLIT', 'VAL_DISTRACTORS', 'DISTRACTOR_SHARES', 'product_split', 'split_product', 'split_outfit',
-           'split_products', 'simple_address', 'worn_address', 'is_drawn', 'parse_address', 'partial_image',
-           'thing_cloth', 'thing_image', 'drawn_jpeg', 'drawn_image', 'visible_boxes_of', 'image_row', 'simple_row',
-           'complex_row', 'product_rows', 'distractor_row', 'write_product_tar', 'write_distractor_tar',
-           'write_image_parquet', 'bootstrap_draws', 'write_lrvsf_products', 'write_lrvsf', 'lrvsf_root']
+           'split_products', 'simple_address', 'worn_address', 'is_drawn', 'parse_address', 'shown_outfit',
+           'partial_image', 'thing_cloth', 'thing_image', 'drawn_jpeg', 'drawn_image', 'visible_boxes_of',
+           'visible_shares_of', 'image_row', 'simple_row', 'complex_row', 'product_rows', 'distractor_row',
+           'write_product_tar', 'write_distractor_tar', 'write_image_parquet', 'bootstrap_draws',
+           'write_lrvsf_products', 'write_lrvsf', 'lrvsf_root']
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #49e5f5b4
 import io
@@ -30,7 +31,15 @@ from ..core.report import progress
 from ..core.store import stored
 from .cloth import CLOTH_COLORS, Cloth, Dice, colorize, cut_pieces, palette, rasterize, scramble
 from .layouts import NO_OWNER, jpeg_bytes
-from .outfits import PASTELS, PROPS, complex_image, draw_outfit, look_caption
+from cis_nb.world.outfits import (
+    PASTELS,
+    PROPS,
+    complex_image,
+    draw_outfit,
+    dressed_scene,
+    look_caption,
+    visible_product_boxes,
+)
 from .wardrobe import PRODUCT_CATEGORIES, Product, product_captions, simple_image
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #dd0909f1
@@ -105,6 +114,11 @@ def parse_address(url: str) -> DrawnAddress:
     if not fits or (parts.kind in ('simple', 'thing') and len(parts.numbers) > 1):
         raise ValueError(f'{url!r} is no address of a drawn image; allowed: {DRAWN}simple/4711.3, …/complex/4711-52.3')
     return parts._replace(photo=int(parts.photo or 0), which=parts.which and int(parts.which))
+
+
+def shown_outfit(url: str) -> str:
+    "What ties queries together: the outfit that a drawn image shows, in any photo; a photograph only itself."
+    return '-'.join(map(str, parse_address(url).numbers)) if is_drawn(url) else url
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #409f318f
 def _partial_frame(boxes: list, which: int, size: int) -> tuple:  # left, top, side in an image of 2·size pixels
@@ -196,6 +210,18 @@ def visible_boxes_of(url: str, size: int = LRVSF_SIDE) -> dict:
         boxes = complex_image(worn, 2 * size, a.photo)[1]
     x, y, side = _partial_frame(boxes, a.which, size)
     return dict(zip(a.numbers, (_inside(box, x, y, size / side, size) for box in boxes)))
+
+
+def visible_shares_of(url: str, size: int = LRVSF_SIDE) -> dict:
+    "Product number -> percent of the pixels of an image of a person that show it, 0 where it is hidden."
+    a = parse_address(url)
+    with _drawing:
+        owner = dressed_scene([Product(n) for n in a.numbers], 2 * size if a.kind == 'partial' else size, a.photo)[1]
+    if a.kind == 'partial':
+        x, y, side = _partial_frame(visible_product_boxes(owner, len(a.numbers)), a.which, size)
+        owner = owner[y : y + side, x : x + side]
+    pixels = np.bincount(owner.ravel(), minlength=len(a.numbers) + 1)
+    return {n: 100 * float(seen) / owner.size for n, seen in zip(a.numbers, pixels[1:])}
 
 # %% ../../nbs/01_world/12_lrvsf.ipynb #c208e147
 GALLERY_SPLIT = dict(train='train', val='val_gallery', test='test_gallery')  # SPLIT of simple images

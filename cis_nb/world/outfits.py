@@ -8,7 +8,8 @@ __all__ = ['BODY', 'HAIR_STYLES', 'SKIN_COLORS', 'HAIR_COLORS', 'PASTELS', 'Pers
            'LOOK_SUBJECTS', 'read_sections', 'draw_person', 'rasterize_layers', 'layers_bytes', 'dress_person',
            'draw_outfit', 'add_props', 'draw_prop', 'vertical_gradient', 'draw_goods', 'draw_sky_props',
            'draw_background_props', 'outfit_backdrop', 'draw_occluder', 'ground_shadow', 'draw_dressed_person',
-           'visible_product_boxes', 'place_of', 'check_categories', 'complex_image', 'look_caption', 'outfits_hash']
+           'visible_product_boxes', 'place_of', 'check_categories', 'dressed_scene', 'complex_image', 'look_caption',
+           'outfits_hash']
 
 # %% ../../nbs/01_world/03_outfits.ipynb #6b5831b4
 from collections import namedtuple
@@ -566,8 +567,9 @@ def check_categories(products):
         raise ValueError(f'products of an outfit: at most one product of a category, got {n} of {twice!r}')
 
 
-def complex_image(products, size: int = 64, seed: int = 0, place: str = '', pose: str = '') -> tuple:
-    "The products worn by a random person: image (size,size) and the box of each product's visible part, or None."
+def dressed_scene(products, size: int = 64, seed: int = 0, place: str = '', pose: str = '') -> tuple:
+    """A random person in the products: canvas (size,size,3), and for each pixel (size,size) the number of the product
+    that is seen there, from 1, or 0."""
     size, products, d = check_size(size), list(products), Dice('complex', seed)
     check_categories(products)
     place = one_of('place', place or place_of(seed), OUTFIT_PLACES)
@@ -578,6 +580,13 @@ def complex_image(products, size: int = 64, seed: int = 0, place: str = '', pose
         draw_occluder(canvas, owner, d, place, size, x, tint)
     if d.roll(2):
         canvas, owner = np.ascontiguousarray(canvas[:, ::-1]), owner[:, ::-1]
+    return canvas, owner
+
+
+def complex_image(products, size: int = 64, seed: int = 0, place: str = '', pose: str = '') -> tuple:
+    "The products worn by a random person: image (size,size) and the box of each product's visible part, or None."
+    products = list(products)
+    canvas, owner = dressed_scene(products, size, seed, place, pose)
     return Image.fromarray(canvas), visible_product_boxes(owner, len(products))
 
 # %% ../../nbs/01_world/03_outfits.ipynb #6027116a

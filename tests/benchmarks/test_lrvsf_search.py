@@ -16,6 +16,7 @@ from cis_nb.benchmarks.lrvsf import (
 )
 from cis_nb.benchmarks.lrvsf_search import (
     BootstrapIds,
+    bootstrap_of,
     bootstrap_scores,
     bootstrap_summary,
     convert_bootstrap,
@@ -99,7 +100,7 @@ def test_steps_are_the_published_ones():
 # The bootstrap
 
 
-def slow_bootstrap(e, ids, ks):
+def slow_bootstrap(e, ids, ks, filtered=False):
     "The published evaluation, written out: unique products, repeated distractors, metrics repeated by weight."
     task, feats, out = e.task, e.method.backbone, []
     target = dict(zip(task.queries.query_id, task.queries.targets.str[0]))
@@ -111,9 +112,11 @@ def slow_bootstrap(e, ids, ks):
             gallery = [target[i] for i in unique] + [image[i] for i in others]
             found = []
             for j, i in enumerate(unique):
-                scores = np.array([q[i] @ feats.draw(g) for g in gallery])
-                rank, first = slow_rank(scores, j)
-                hit = task.category_of[gallery[first]] == task.category_of[target[i]]
+                wanted = task.category_of[target[i]]
+                mine = [g for g in gallery if not filtered or task.category_of[g] == wanted]
+                scores = np.array([q[i] @ feats.draw(g) for g in mine])
+                rank, first = slow_rank(scores, mine.index(gallery[j]))
+                hit = task.category_of[mine[first]] == wanted
                 found += [(rank, hit)] * drawn.count(i)
             assert len(found) == len(drawn)
             for k in ks:
@@ -135,6 +138,35 @@ def test_the_bootstrap_weighs_as_published(tmp_path, seed):
     first = [s[4] for s in slow if s[:1] == (4,) and s[2:4] == ('recall', 1)]
     line = summary[(summary.distractors == 4) & (summary.metric == 'recall') & (summary.k == 1)].iloc[0]
     assert np.allclose([line['mean'], line['std']], [np.mean(first), np.std(first, ddof=1)]) and line.folds == 5
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_a_filtered_bootstrap_ranks_the_category_of_the_target_alone(tmp_path, seed):
+    e = encode_task(dots(seed), lrvsf_task(read_lrvsf(Hand(12, 30).write(tmp_path / 'lrvsf')), ks=(1,)))
+    ids = draw_bootstrap(e.task, sizes=(40,), folds=4, n=10, seed=seed)
+    found = [*bootstrap_scores(e, ids, filtered=True).itertuples(index=False, name=None)]
+    slow = slow_bootstrap(e, ids, (1,), filtered=True)
+    assert [f[:4] for f in found] == [s[:4] for s in slow] and np.allclose([f[4] for f in found], [s[4] for s in slow])
+    assert {f[4] for f in found if f[2] == 'cat_acc'} == {100.0}
+
+
+def test_the_subsets_of_a_data_set_are_used_drawn_ones_where_it_has_none_and_a_pickle_is_refused(tmp_path):
+    root = Hand(12, 30).write(tmp_path / 'lrvsf')
+    data = read_lrvsf(root)
+    task, fewer = lrvsf_task(data), lrvsf_task(data, distractors=4)
+    assert bootstrap_of(root, task).name == 'drawn with seed 0' and bootstrap_of(root, task).distractors == {}
+    with open(root / 'bootstrap_IDs.pkl', 'wb') as f:
+        pickle.dump(SUBSETS, f)
+    with pytest.raises(ValueError, match='is a pickle, .*; convert_bootstrap'):
+        bootstrap_of(root, task)
+    convert_bootstrap(root / 'bootstrap_IDs.pkl')
+    assert bootstrap_of(root.parent, task) == bootstrap_of(root, task) == read_bootstrap(root / 'bootstrap_IDs.json')
+    assert (bootstrap_of(root, fewer).products, bootstrap_of(root, fewer).distractors) == (SUBSETS['test_subsets'], {})
+
+
+def test_photographs_are_families_of_their_own(data):
+    lines = rank_growing_gallery(encode_task(dots(), lrvsf_task(data)), [9])
+    assert lines.family.tolist() == lines.reference.tolist()
 
 
 def test_a_repeated_distractor_counts_twice_and_a_repeated_product_once(data):

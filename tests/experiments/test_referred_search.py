@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from cis_nb.api import Unsolved
 from cis_nb.backbones.conditional_vit import conditional_vit
 from cis_nb.backbones.features import TextMemory
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, UNTESTED
 from cis_nb.experiments.comparison import verdict
@@ -17,10 +20,12 @@ from cis_nb.experiments.referred_search import (
     ReferredRun,
     TunedSum,
     accuracy_lines,
+    bootstrap_table,
     caption_gain,
     cropped_entries,
     entries_with_prompts,
     falls,
+    growing_rankings,
     late_fusion,
     leads,
     paper_table,
@@ -28,9 +33,11 @@ from cis_nb.experiments.referred_search import (
     referred_evidence,
     size_slopes,
     slope_interval,
+    visible_areas,
 )
 from cis_nb.experiments.pseudo_words import TunedFusion
 from cis_nb.methods.condvit import CondViTMethod
+from cis_nb.world.lrvsf import LRVSF_SIDE, split_products, visible_boxes_of, worn_address
 
 NAMES = {'condvit_category': 'CondViT (category)', 'vit_products' + FILTERED: 'ViT, filtered by category'}
 
@@ -76,10 +83,68 @@ def test_a_model_is_ranked_on_the_tasks_that_it_can_read(world, model, tmp_path,
 def test_filtered_rankings_are_kept_apart_and_never_worse(world, model, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
     entry = condvit(model, condition='none')
-    found = [pd.read_parquet(f / 'rankings.parquet') for f in rank_referred([entry], world, [20], [entry.name])]
-    plain, filtered = (t[t.task == 'category'].set_index('query_id') for t in found[:2])
-    assert set(filtered.method) == {entry.name + FILTERED} and (filtered['rank'] <= plain['rank']).all()
+    folder, _ = rank_referred([entry], world, [20], [entry.name])  # a task each, with and without the filter
+    found = pd.read_parquet(folder / 'rankings.parquet').set_index('query_id')
+    plain, filtered = (found[found.method == m] for m in (entry.name, entry.name + FILTERED))
+    assert len(plain) == len(filtered) == 12 and (filtered['rank'] <= plain['rank']).all()
     assert (filtered.gallery_size < plain.gallery_size).all()
+
+
+@pytest.mark.e2e
+def test_a_task_is_encoded_once_for_rankings_filter_and_subsets(world, model, tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    entry, task, encoded = condvit(model, condition='none'), world.tasks['category'], []
+    whole = CondViTMethod.encode_queries
+    monkeypatch.setattr(CondViTMethod, 'encode_queries', lambda m, q: encoded.append(len(q)) or whole(m, q))
+    subsets = draw_bootstrap(task, [5], folds=3, n=8)
+    folders = [growing_rankings(entry, task, [0, 20], True, subsets) for _ in range(2)]
+    assert encoded == [12] and folders[0] == folders[1]
+    scores = pd.read_parquet(folders[0] / 'bootstrap.parquet')
+    assert set(scores.method) == {entry.name, entry.name + FILTERED} and set(scores.distractors) == {0, 5}
+    other = growing_rankings(entry, task, [0, 20], True, draw_bootstrap(task, [5], folds=3, n=8, seed=1))
+    assert other != folders[0]
+
+
+def test_queries_of_one_outfit_are_redrawn_together():
+    ranks = {'a': [1] * 10 + [2] * 10, 'b': [2] * 20}
+    run = lines(ranks, seeds=(0,))
+    alone = leads(run, 'a', ['b'], 5)['b'][0]
+    run.per_query['family'] = run.per_query['query_id'] // 5  # four outfits, each found or lost as a whole
+    tied = leads(run, 'a', ['b'], 5)['b'][0]
+    assert tied['high'] - tied['low'] > 1.5 * (alone['high'] - alone['low'])
+
+
+def test_visible_areas_count_pixels_of_whole_and_partial_images(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    item = next(i for i in split_products('test', 9) if len(i.outfit) > 2)
+    which = item.outfit.index(item.product)
+    addresses = [worn_address(item.outfit, 3), worn_address(item.outfit, 3, which), 'https://shop/a.jpg']
+    for url in addresses[:2]:
+        queries = pd.DataFrame(dict(query_id=[str(item.product.id)], reference=[url]))
+        area = visible_areas(SimpleNamespace(queries=queries))
+        left, top, right, bottom = visible_boxes_of(url)[item.product.id]
+        assert 0 < area[str(item.product.id)] <= 1.05 * 100 * (right - left) * (bottom - top) / LRVSF_SIDE**2
+    photographs = pd.DataFrame(dict(query_id=['1'], reference=addresses[2:]))
+    assert len(visible_areas(SimpleNamespace(queries=photographs))) == 0
+
+
+def test_a_table_of_subsets_has_the_largest_gallery_once():
+    run = lines({'condvit_category': [1] * 15 + [2] * 5}, seeds=(0, 1))
+    run.per_query['category_hit'] = 1.0
+    run.benchmark = SimpleNamespace(tasks={'category': None})
+    values = [(d, fold, s, 50 + 10 * fold + 4 * s) for d in (0, 2, 5) for fold in (0, 1) for s in (0, 1)]
+    scores = pd.DataFrame(values, columns=['distractors', 'fold', 'seed', 'value'])
+    scores = scores.assign(method='condvit_category', task='category', k=1)
+    run.bootstrap = pd.concat([scores.assign(metric='recall'), scores.assign(metric='cat_acc', value=90.0)])
+    (row,) = bootstrap_table(run).to_dict('records')
+    assert row == {
+        'method': 'CondViT (category)',
+        'condition': 'category',
+        '+0': '57.0 ± 7.07 / 90.0 ± 0.00',
+        '+2': '57.0 ± 7.07 / 90.0 ± 0.00',
+        '+5': '75.0 / 100.0',
+    }
+    assert bootstrap_table(run, []).empty
 
 
 def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model):
@@ -128,7 +193,9 @@ def test_an_unranked_number_of_distractors_is_refused():
 
 def test_printed_tables_keep_their_order():
     table = paper_table('lrvsf_table1')
-    assert list(table)[:3] == ['method', 'backbone', 'condition'] and table.iloc[0]['+10K'] == '16.9 / 67.4'
+    assert (
+        list(table)[:3] == ['method', 'backbone', 'condition'] and table.iloc[0]['+10K'] == '16.9 ± 1.45 / 67.4 ± 1.70'
+    )
 
 
 def both_tasks(hits: dict, accuracy: dict = None, n: int = 300) -> ReferredRun:
