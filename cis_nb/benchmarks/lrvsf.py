@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['IMAGE_TYPES', 'LRVSF_SPLITS', 'LRVSF_DATA', 'METADATA_NAMES', 'LRVSF_CONDITIONS', 'lrvsf_folder', 'check_values',
-           'ProductImages', 'read_products', 'query_pairs', 'read_distractors', 'ParquetImages', 'tar_images', 'LRVSF',
-           'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark',
-           'lrvsf_benchmark', 'count_simple_images', 'LRVSFPlugin']
+           'parquet_file', 'ProductImages', 'read_products', 'query_pairs', 'read_distractors', 'ParquetImages',
+           'tar_images', 'json_object', 'LRVSF', 'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task',
+           'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark', 'count_simple_images', 'LRVSFPlugin']
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0e633385
+import hashlib
 import io
 import json
 from collections import Counter, OrderedDict
@@ -23,7 +24,8 @@ from PIL import Image
 
 from ..api import BenchmarkPlugin, MainMetric
 from ..core.parameters import one_of
-from ..core.store import fingerprint
+from ..core.report import progress
+from ..core.store import fingerprint, stored
 from ..data.image_folders import Skipped, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -66,14 +68,23 @@ def _metadata_files(folder: Path, *names) -> list:
     return there or [need_file(folder / f'{names[0]}.parquet', **LRVSF_DATA)]
 
 
-def _read_metadata(path: Path, columns: tuple) -> pd.DataFrame:
-    "Some columns of a file of metadata; PRODUCT_ID as text."
+def parquet_file(path: Path) -> pq.ParquetFile:
+    "A Parquet file, opened; ValueError that names it where it is none or was cut off."
     try:
-        have = pq.read_schema(path).names
+        return pq.ParquetFile(path)
     except (OSError, ValueError) as e:
         raise ValueError(f'{path} is no Parquet file ({e}); it may be cut off: get it again') from None
-    if lost := [c for c in columns if c not in have]:
+
+
+def _check_columns(file: pq.ParquetFile, columns: tuple, path: Path):
+    "ValueError unless a Parquet file has some columns."
+    if lost := [c for c in columns if c not in file.schema_arrow.names]:
         raise ValueError(f'{path}: column {lost[0]!r} is missing; needed: {", ".join(columns)}')
+
+
+def _read_metadata(path: Path, columns: tuple) -> pd.DataFrame:
+    "Some columns of a file of metadata; PRODUCT_ID as text."
+    _check_columns(parquet_file(path), columns, path)
     rows = pd.read_parquet(path, columns=list(columns))
     if 'PRODUCT_ID' in rows:
         rows['PRODUCT_ID'] = rows.PRODUCT_ID.map(_product_id)
@@ -189,22 +200,18 @@ def _reject_query_products(others: pd.DataFrame, p: ProductImages, path):
 
 
 def read_distractors(root, p: ProductImages) -> pd.DataFrame:  # id, image, category
-    "The distractors of a split in the order of their metadata."
+    "The distractors of a split in the order of their metadata; their ids are numbers over all files."
     names = [f'distractors_{p.split}_metadata', 'distractors_metadata']
     g, parts = _split_names(p.split)[0], []
     for path in _metadata_files(lrvsf_folder(root), *names):
-        columns = [
-            c
-            for c in ('URL', 'CATEGORY', 'SPLIT', 'PRODUCT_ID')
-            if c in pq.read_schema(path).names or c != 'PRODUCT_ID'
-        ]
-        rows = _read_metadata(path, tuple(columns))
+        has_product = 'PRODUCT_ID' in parquet_file(path).schema_arrow.names
+        rows = _read_metadata(path, ('URL', 'CATEGORY', 'SPLIT', *(['PRODUCT_ID'] if has_product else [])))
         rows = rows[rows.SPLIT == g]
         check_values(rows, 'CATEGORY', DISTRACTOR_CATEGORIES, path)
         _reject_query_products(rows, p, path)
         parts.append(rows)
-    rows = pd.concat(parts)
-    return pd.DataFrame(dict(id=rows.index.map(str), image=rows.URL.to_numpy(), category=rows.CATEGORY.to_numpy()))
+    rows = pd.concat(parts, ignore_index=True)
+    return pd.DataFrame(dict(id=rows.index.map(str), image=rows.URL, category=rows.CATEGORY))
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0c81fa8d
 class ParquetImages:
@@ -215,7 +222,7 @@ class ParquetImages:
 
     def add(self, path: Path, column: str = 'jpg', name=None) -> list:  # the ids
         "The images of a column: by the column `url`, or by `name(row)`; ValueError for a missing column."
-        file, ids = pq.ParquetFile(path), []
+        file, ids = parquet_file(path), []
         for column_needed in (column, *(() if name else ('url',))):
             if column_needed not in file.schema_arrow.names:
                 raise ValueError(
@@ -248,6 +255,17 @@ def tar_images(path) -> dict:  # name -> Place of its bytes
         raise ValueError(f'{path}: {why}: {names[0]!r}; get the file again')
     return found
 
+
+def json_object(data: bytes, path, name: str) -> dict:
+    "The JSON object of a member of a tar; ValueError that names both where it is none."
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f'{path}: {name} is not JSON ({e}); get the file again') from None
+    if not isinstance(found, dict):
+        raise ValueError(f'{path}: {name} holds {type(found).__name__}, not an object; get the file again')
+    return found
+
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #98a49f92
 @dataclass
 class LRVSF:
@@ -271,35 +289,45 @@ def _open(i: str, files: ParquetImages, tars: dict) -> Image.Image:
     raise FileNotFoundError(f'{i}: the image is in none of the Parquet and tar files')
 
 
+def _files_key(folder: Path) -> str:
+    "Fingerprint of names, sizes and times of all files below a folder."
+    files = [(p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob('*') if p.is_file()]
+    return fingerprint(['lrvsf', sorted([name, s.st_size, s.st_mtime_ns] for name, s in files)])
+
+
 def _with_images(folder: Path, split, pairs, distractors, files: ParquetImages, tars: dict) -> LRVSF:
+    "A split with its images; ValueError for an image or the id of a distractor that is used twice."
     ids = [*pairs.complex, *pairs.simple, *distractors.image]
     if len(set(ids)) < len(ids):
         twice = next(i for i, n in Counter(ids).items() if n > 1)
         raise ValueError(f'{folder}: image {twice!r} is used twice among queries, targets and distractors')
+    if (again := distractors.id.duplicated()).any():
+        raise ValueError(f'{folder}: distractor {distractors.id[again].iloc[0]!r} is there twice; give each its own id')
     present = {i for i in ids if i in files.places or i in tars or is_drawn(i)}
-    stats = sorted(
-        [p.relative_to(folder).as_posix(), p.stat().st_size, p.stat().st_mtime_ns]
-        for p in folder.rglob('*')
-        if p.is_file()
-    )
-    source = ImageSource(ids, lambda i: _open(i, files, tars), fingerprint(['lrvsf', stats]), f'lrvsf-{split}')
+    source = ImageSource(ids, lambda i: _open(i, files, tars), _files_key(folder), f'lrvsf-{split}')
     return LRVSF(split, pairs, distractors, source, present)
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #9b8ced05
 def _val_images(folder: Path) -> tuple:  # address -> Place, rows of the distractors
-    "The images of `VALID/`, and the metadata of its distractors in the order of the files."
+    """The images of `VALID/`, and the metadata of its distractors in the order of the files.
+    An address whose file is missing has no place; ValueError for metadata that is no JSON or has no address."""
     places, rows = {}, []
     for path in sorted((folder / 'VALID').glob('*.tar')):
         found = tar_images(path)
         for name, place in found.items():
             if not name.endswith('.json'):
                 continue
-            key, about = name.removesuffix('.json'), json.loads(place.read())
-            if path.name.startswith('dist'):
-                places[about['URL']] = found[f'{key}.jpg']
+            key, about = name.removesuffix('.json'), json_object(place.read(), path, name)
+            alone = path.name.startswith('dist')
+            if alone:
                 rows.append(dict(about, id=key))
-            else:
-                places |= {m['URL']: found[f'{key}.{i}.jpg'] for i, m in about.items() if f'{key}.{i}.jpg' in found}
+            for i, m in [(key, about)] if alone else [(f'{key}.{i}', m) for i, m in about.items()]:
+                if not isinstance(m, dict) or 'URL' not in m:
+                    raise ValueError(
+                        f'{path}: {name} has no URL for {i}.jpg; leave this image out, or get the file again'
+                    )
+                if f'{i}.jpg' in found:
+                    places[m['URL']] = found[f'{i}.jpg']
     return places, rows
 
 
@@ -315,7 +343,7 @@ def _val_distractors(rows: list, p: ProductImages, folder: Path) -> pd.DataFrame
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #fa6f7338
 def _reject_empty(path: Path, column: str):
     "ValueError for a row without an image, which the statistics of a Parquet file count."
-    file = pq.ParquetFile(path)
+    file = parquet_file(path)
     at = file.schema_arrow.names.index(column)
     parts = [file.metadata.row_group(g).column(at).statistics for g in range(file.num_row_groups)]
     if none := sum(s.null_count for s in parts if s is not None and s.has_null_count):
@@ -324,13 +352,48 @@ def _reject_empty(path: Path, column: str):
         )
 
 
+def _write_copies(to: Path, files: ParquetImages, products: list, others: list):
+    "The pairs of a distractor and an image of a product that are the same file, bit for bit."
+
+    def digest(i):
+        return hashlib.sha256(files.read(i) or b'').digest()
+
+    known, copies = {digest(i): i for i in products}, []
+    for i in progress(others, 'LRVS-F: distractors against products', 'image'):
+        if product := known.get(digest(i)):
+            copies.append((i, product))
+    (to / 'copies.json').write_text(json.dumps(copies))
+
+
+def _reject_copies(folder: Path, files: ParquetImages, products: list, others: list):
+    "ValueError for a distractor that is a file of the queries; the files are compared once and the answer is kept."
+    kept = stored(
+        'checks', 'lrvsf-pack', {}, lambda to: _write_copies(to, files, products, others), [_files_key(folder)]
+    )
+    if copies := json.loads((kept / 'copies.json').read_text()):
+        raise ValueError(
+            f'{folder}: distractor {copies[0][0]!r} is the same file as {copies[0][1]!r} of the queries; '
+            f'{len(copies)} such distractors: remove them'
+        )
+
+
+def _pack_distractors(folder: Path, files: ParquetImages) -> pd.DataFrame:  # image, category, id
+    "The distractors of the later test pack, numbered over all files; without categories where a file has none."
+    parts = [pd.DataFrame(dict(image=[], category=[]), dtype=object)]
+    for part in sorted((folder / 'distractors').glob('*.parquet')):
+        images = files.add(part, 'jpg', lambda i: f'distractors/{part.stem}/{i}')
+        known = 'CATEGORY' in parquet_file(part).schema_arrow.names
+        categories = pd.read_parquet(part, columns=['CATEGORY']).CATEGORY.tolist() if known else None
+        parts.append(pd.DataFrame(dict(image=images, category=categories)))
+    rows = pd.concat(parts, ignore_index=True)
+    return rows.assign(id=rows.index.map(str))
+
+
 def _test_pack(folder: Path) -> LRVSF:
     "The later test pack."
     path, files = folder / 'products.parquet', ParquetImages()
-    names = pq.read_schema(path).names
     needed = ('SIMPLE_IMG', 'COMPLEX_IMG', 'CATEGORY', 'blip2_caption1')
-    if lost := [c for c in needed if c not in names]:
-        raise ValueError(f'{path}: column {lost[0]!r} is missing; needed: {", ".join(needed)}')
+    _check_columns(parquet_file(path), needed, path)
     about = pd.read_parquet(path, columns=['CATEGORY', 'blip2_caption1']).reset_index(drop=True)
     about['URL'] = [f'products/{i}' for i in range(len(about))]
     check_values(about, 'CATEGORY', LRVSF_CATEGORIES, path)
@@ -342,20 +405,9 @@ def _test_pack(folder: Path) -> LRVSF:
     pairs = pd.DataFrame(
         dict(product=ids, category=about.CATEGORY, caption1=about.blip2_caption1, simple=simple, complex=worn)
     )
-    parts = [pd.DataFrame(dict(image=[], category=[]), dtype=object)]
-    for part in sorted((folder / 'distractors').glob('*.parquet')):
-        images = files.add(part, 'jpg', lambda i: f'distractors/{part.stem}/{i}')
-        known = 'CATEGORY' in pq.read_schema(part).names
-        parts.append(
-            pd.DataFrame(
-                dict(
-                    image=images,
-                    category=pd.read_parquet(part, columns=['CATEGORY']).CATEGORY.tolist() if known else None,
-                )
-            )
-        )
-    distractors = pd.concat(parts, ignore_index=True)
-    return _with_images(folder, 'test', pairs, distractors.assign(id=distractors.index.map(str)), files, {})
+    distractors = _pack_distractors(folder, files)
+    _reject_copies(folder, files, [*simple, *worn], distractors.image.tolist())
+    return _with_images(folder, 'test', pairs, distractors, files, {})
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #021f1c98
 def read_lrvsf(root, split: str = 'test') -> LRVSF:

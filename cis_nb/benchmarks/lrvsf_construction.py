@@ -7,13 +7,14 @@ __all__ = ['COMPLEXITIES', 'SIDE', 'CLASHES', 'SHOP_URLS', 'UNKNOWN_URLS', 'BROK
            'COMPLEX_WEIGHTS', 'WORLD_RULES', 'URL_FAULTS', 'STRATEGIES', 'SPLITS', 'Crawl', 'worn_product', 'close_up',
            'shop_jpeg', 'draw_crawl', 'check_url_rules', 'split_url', 'product_ids', 'embed_files', 'LinearClassifier',
            'logistic_loss', 'fit_classifier', 'margin_order', 'random_order', 'LabelRun', 'class_accuracies',
-           'active_learning', 'complete_labels', 'choose_captions', 'product_table', 'choose_products',
-           'ConstructedRows', 'construct', 'simple_counts', 'positive_pairs']
+           'active_learning', 'complete_labels', 'copies_of', 'choose_captions', 'product_table', 'choose_products',
+           'ConstructedRows', 'construct', 'ConstructedTable', 'construct_table', 'simple_counts', 'positive_pairs']
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #9242717a
 import hashlib
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -23,6 +24,7 @@ from PIL import Image
 from scipy.optimize import minimize
 
 from ..backbones.features import Features, image_features, l2_normalize, text_features
+from .near_duplicates import duplicate_groups, duplicate_reasons, near_duplicates, perceptual_hashes
 from ..core.parameters import one_of
 from ..data.image_folders import Skipped, clean_caption
 from ..data.packed import open_image
@@ -314,12 +316,13 @@ STRATEGIES = dict(margin=margin_order, random=random_order)
 
 @dataclass
 class LabelRun:
-    "An active learning: its curve, the rows it asked for, and the classifier fitted to all of them."
+    "An active learning: its curve, the labels it asked for, and the classifier fitted to those of the rounds."
 
-    curve: pd.DataFrame  # round, labels, accuracy, balanced (mean accuracy of the classes)
+    curve: pd.DataFrame  # round, labels (of the rounds so far), accuracy, balanced (mean accuracy of the classes)
     asked: list  # of each round: array of rows
     held_out: np.ndarray  # rows that the accuracy is measured on
     classifier: LinearClassifier
+    known: dict  # row -> name; all labels that were asked for, those of `held_out` too
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #d6dc03d2
 def class_accuracies(predicted, labels) -> tuple:
@@ -328,39 +331,68 @@ def class_accuracies(predicted, labels) -> tuple:
     return float(right.mean()), float(right.groupby(np.asarray(labels)).mean().mean())
 
 
+class _AskedLabels(dict):
+    "Row -> name of all rows that were asked for; each row is asked for once."
+
+    def __init__(self, label: Callable, classes):
+        super().__init__()
+        self.label, self.classes = label, classes
+
+    def ask(self, rows) -> np.ndarray:  # names
+        "The names of rows that are not known yet; ValueError unless each row gets one of the classes."
+        names = list(map(str, self.label(rows)))
+        if len(names) != len(rows):
+            raise ValueError(f'label: {len(names)} names for {len(rows)} rows; each row needs one')
+        for name in set(names):
+            one_of('label', name, self.classes)
+        self.update(zip(rows.tolist(), names))
+        return np.array(names, object)
+
+
 def active_learning(
     x,  # (N,D) embeddings
-    labels,  # N true labels; only those asked for are used
+    label: Callable,  # rows (M,) -> M names; asks people
     classes,
     per_round: int,  # labels a round
     rounds: int,
     strategy: str = 'margin',  # or 'random'
     seed: int = 0,
+    test_labels: int = 0,  # further labels, to measure the accuracy; 0: a third of N
 ) -> LabelRun:
     "Fit, ask for the labels of some rows, fit again. ValueError if the rounds need more rows than there are."
-    x, labels, rng = np.asarray(x), np.asarray(labels), np.random.default_rng(seed)
+    x, rng, known = np.asarray(x), np.random.default_rng(seed), _AskedLabels(label, tuple(classes))
     order = STRATEGIES[one_of('strategy', strategy, STRATEGIES)]
-    held_out, pool = np.split(rng.permutation(len(x)), [len(x) // 3])
-    if not 1 <= per_round * rounds <= len(pool) or rounds < 1:
+    held_out, pool = np.split(rng.permutation(len(x)), [test_labels or len(x) // 3])
+    if not 1 <= per_round * rounds <= len(pool) or rounds < 1 or not len(held_out):
         raise ValueError(
-            f'{rounds} rounds of {per_round} labels: must be from 1 to {len(pool)} labels, two thirds of N'
+            f'{rounds} rounds of {per_round} labels: must be from 1 to {len(pool)} labels, beside {len(held_out)} of '
+            f'{len(x)} rows that measure the accuracy'
         )
-    asked, curve = [pool[:per_round]], []
+    truth, asked, names, curve = known.ask(held_out), [pool[:per_round]], [], []
     for k in range(rounds):
-        known = np.concatenate(asked)
-        model = fit_classifier(x[known], labels[known], classes)
-        curve.append((k + 1, len(known), *class_accuracies(model.predict(x[held_out]), labels[held_out])))
-        left = np.setdiff1d(pool, known)
+        names = [*names, *known.ask(asked[-1])]
+        rows = np.concatenate(asked)
+        model = fit_classifier(x[rows], names, classes)
+        curve.append((k + 1, len(rows), *class_accuracies(model.predict(x[held_out]), truth)))
+        left = np.setdiff1d(pool, rows)
         if k + 1 < rounds:
             asked.append(left[order(model.probabilities(x[left]), rng)[:per_round]])
-    return LabelRun(pd.DataFrame(curve, columns=['round', 'labels', 'accuracy', 'balanced']), asked, held_out, model)
+    table = pd.DataFrame(curve, columns=['round', 'labels', 'accuracy', 'balanced'])
+    return LabelRun(table, asked, held_out, model, dict(known))
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #b403aae0
-def complete_labels(run: LabelRun, x, labels) -> np.ndarray:  # N names
-    "The labels that were asked for, and the predictions for all other rows of the same `x` and `labels`."
-    out, known = run.classifier.predict(x).astype(object), np.concatenate(run.asked)
-    out[known] = np.asarray(labels)[known]
+def complete_labels(run: LabelRun, x) -> np.ndarray:  # N names
+    "The labels that people gave, and the predictions for all other rows of the same `x`."
+    out = run.classifier.predict(x).astype(object)
+    out[list(run.known)] = list(run.known.values())
     return out
+
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #3d7de5ac
+def copies_of(images, products, x, most: int = 8, least: float = 0.95) -> np.ndarray:  # (N,) of '', WITHIN, ACROSS
+    """Why each of N images is left out as a near-duplicate, '' for those that stay; `most` and `least` as in
+    `near_duplicates`. `products` (N,) are their products, `x` (N,D) their embeddings of length one."""
+    pairs = near_duplicates(perceptual_hashes(images), x, most, least)
+    return duplicate_reasons(duplicate_groups(len(x), pairs), products)
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #048981a8
 def choose_captions(
@@ -467,6 +499,52 @@ def construct(
     used = rows[(rows.why == '')]
     left_out = rows.why[rows.why != ''].value_counts().to_dict()
     return ConstructedRows(used[['product', 'complexity', 'category', 'split']], left_out, lacking)
+
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #aa2c505f
+@dataclass
+class ConstructedTable:
+    "What `construct_table` has made of a table."
+
+    rows: pd.DataFrame  # domain, product, reason, complexity, category, duplicate; a row for each one of the table
+    made: ConstructedRows
+    runs: dict  # 'complexity' and 'category' -> LabelRun, over the rows in `asked_of`
+    asked_of: dict  # the same -> rows of the table
+    skipped: pd.DataFrame  # id, reason of the images that cannot be read
+
+    @property
+    def labels_spent(self) -> int:
+        "How many labels people gave."
+        return sum(len(run.known) for run in self.runs.values())
+
+
+def construct_table(
+    table: pd.DataFrame,  # url, text, image (the bytes of a file)
+    rules: dict,  # domain -> pattern with a group `product`, see `WORLD_RULES`
+    backbone,  # with encode_image
+    label: Callable,  # 'complexity' or 'category', rows of the table (M,) -> M names; asks people
+    sizes: dict,  # products of validation and test, see `construct`
+    learning: dict,  # per_round, rounds; and strategy, test_labels of `active_learning`
+    val_share: float = 0.05,
+    seed: int = 0,
+) -> ConstructedTable:
+    """Products, labels, near-duplicates, splits and distractors of a table of images; people give all labels.
+    ValueError as for each step; ImportError without the packages of the extra dedup."""
+    features = embed_files(table.image, backbone)
+    readable, rows = np.array(features.ids), product_ids(table.url, rules).assign(complexity='', category='')
+    x = np.zeros((len(table), features.array.shape[1]))
+    x[readable] = l2_normalize(features[features.ids])
+    runs, asked_of, wanted = {}, {}, readable
+    for task, classes in (('complexity', COMPLEXITIES), ('category', DISTRACTOR_CATEGORIES)):
+        asked_of[task] = asked = wanted
+        runs[task] = active_learning(x[asked], lambda r: label(task, asked[r]), classes, **learning, seed=seed)
+        rows.loc[asked, task] = complete_labels(runs[task], x[asked])
+        wanted = readable[rows.complexity[readable] == 'SIMPLE']
+    kept = readable[rows['product'][readable] != '']
+    rows['duplicate'] = ''
+    images = [open_image(table.image.iloc[r]) for r in kept]
+    rows.loc[kept, 'duplicate'] = copies_of(images, rows['product'][kept], x[kept])
+    made = construct(rows, sizes, val_share, seed)
+    return ConstructedTable(rows, made, runs, asked_of, features.skipped)
 
 # %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #a6f3a66c
 def simple_counts(rows: pd.DataFrame) -> pd.DataFrame:  # category x split, with a row Total

@@ -10,7 +10,7 @@ __all__ = ['shard_samples', 'TrainingImages', 'lrvsf_training_images', 'lrvsf_tr
 import json
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tarfile import TarError
 
@@ -22,14 +22,21 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from .cirr import relative_fault
 from .genecis import read_json
-from .lrvsf import IMAGE_TYPES, LRVSF_DATA, METADATA_NAMES, lrvsf_folder, read_lrvsf
+from .lrvsf import IMAGE_TYPES, LRVSF_DATA, METADATA_NAMES, json_object, lrvsf_folder, read_lrvsf
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored
 from ..data.image_folders import Skipped
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
-from ..data.products import COMPLEX_COLUMNS, LRVSF_CATEGORIES, SIMPLE_COLUMNS, ProductPairs, resized_white_square
+from cis_nb.data.products import (
+    COMPLEX_COLUMNS,
+    LRVSF_CATEGORIES,
+    SIMPLE_COLUMNS,
+    ProductPairs,
+    resized_white_square,
+    white_squares,
+)
 from ..data.roots import dataset_root, need_file
 from ..world.lrvsf import VAL_DISTRACTORS
 
@@ -65,7 +72,7 @@ def _shard_rows(sample: dict, path) -> list:
     product = sample['__key__']
     if 'json' not in sample:
         raise ValueError(f'{path}: product {product!r} has no {product}.json')
-    about, rows = json.loads(sample['json']), []
+    about, rows = json_object(sample['json'], path, f'{product}.json'), []
     for i, m in about.items():
         for name, allowed in (('TYPE', IMAGE_TYPES), ('CATEGORY', LRVSF_CATEGORIES)):
             if m.get(name) not in allowed and (name == 'TYPE' or m['TYPE'] == 'SIMPLE'):
@@ -182,18 +189,29 @@ def lrvsf_training_pairs(root, n: int, size: int) -> ProductPairs:
     images = ImageSource(
         list(index), load, fingerprint([t.folder.name, n]), 'lrvsf-train', lambda _: (t.squares, index)
     )
-    return ProductPairs(images, simple.reset_index(drop=True), complex.reset_index(drop=True), name='lrvsf')
+    simple, complex = simple.reset_index(drop=True), complex.reset_index(drop=True)
+    return ProductPairs(images, simple, complex, name='lrvsf', skipped=t.skipped)
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #45ed7344
-def lrvsf_held_out_pairs(root, n: int, distractors: int) -> ProductPairs:
-    "The first `n` validation products and distractors whose images are there."
-    d = read_lrvsf(root, 'val')
+def lrvsf_held_out_pairs(root, n: int, distractors: int, size: int) -> ProductPairs:
+    """The first `n` validation products and distractors whose images have a file, less those that cannot be read.
+    All are opened here, and kept as white squares of `size` pixels."""
+    d, skipped = read_lrvsf(root, 'val'), Skipped()
+    for i in d.source.ids:
+        if i not in d.present:
+            skipped.add('image without a file', i)
     pairs = d.pairs[d.pairs.simple.isin(d.present) & d.pairs.complex.isin(d.present)][:n]
-    simple = pairs.assign(image=pairs.simple, captions=[_captions(row) for row in pairs.itertuples()])
     others = [i for i in d.distractors.image if i in d.present][:distractors]
     source = d.source.only([*pairs.complex, *pairs.simple, *others])
+    _, rows = white_squares(source, size, skipped)
+    for product in pairs['product'][~(pairs.simple.isin(rows) & pairs.complex.isin(rows))]:
+        skipped.add('product without a readable simple and complex image', product)
+    pairs = pairs[pairs.simple.isin(rows) & pairs.complex.isin(rows)].reset_index(drop=True)
+    simple = pairs.assign(image=pairs.simple, captions=[_captions(row) for row in pairs.itertuples()])
     complex = pairs.assign(image=pairs.complex)[list(COMPLEX_COLUMNS)]
-    return ProductPairs(source, simple[list(SIMPLE_COLUMNS)], complex, others, 'lrvsf')
+    others = [i for i in others if i in rows]
+    readable = replace(source, ids=list(rows), packed_squares=lambda pixels: white_squares(source, pixels, Skipped()))
+    return ProductPairs(readable, simple[list(SIMPLE_COLUMNS)], complex, others, 'lrvsf', skipped=skipped)
 
 
 def product_pairs(data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0) -> ProductPairs:
@@ -201,7 +219,7 @@ def product_pairs(data: str, split: str, n: int, size: int, seed: int = 0, distr
     if one_of('split', split, ('train', 'val')) == 'train':
         return lrvsf_training_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, train=n), n, size)
     val = max(n, math.ceil(distractors / VAL_DISTRACTORS))
-    return lrvsf_held_out_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, val=val), n, distractors)
+    return lrvsf_held_out_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, val=val), n, distractors, size)
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #9724f262
 def _texts(row) -> list:

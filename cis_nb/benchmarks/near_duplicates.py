@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['HASH_BITS', 'SEARCH_MARGIN', 'WITHIN', 'ACROSS', 'perceptual_hashes', 'hamming_distances', 'sorted_pairs',
            'all_pairs', 'hash_pairs_slow', 'hash_candidates', 'hash_pairs', 'pair_cosines', 'embedding_pairs_slow',
-           'embedding_pairs', 'near_duplicates', 'duplicate_groups', 'duplicate_reasons', 'read_clothing']
+           'embedding_pairs', 'near_duplicates', 'duplicate_groups', 'duplicate_reasons', 'read_clothing',
+           'checked_pairs']
 
 # %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #1e03d501
 import io
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -16,6 +18,7 @@ import pandas as pd
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+import cis_nb
 from ..data.image_folders import Skipped, folder_files
 
 # %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #38ed510a
@@ -167,3 +170,9 @@ def read_clothing(root, most: int = 0) -> pd.DataFrame:
     listed = listed[: most or len(listed)].reset_index(drop=True)
     files = [places[f'images/{i}.jpg'].read() for i in listed.image]
     return pd.DataFrame(dict(name=listed.image, sender=listed.sender_id, label=listed.label, image=files))
+
+
+def checked_pairs() -> pd.DataFrame:  # image, other, garment, drawn
+    """Pairs of photographs of the clothing data set (CC0), by name, that were looked at: `garment` is `same` where both
+    show one garment, else `another`. `drawn`: `all` pairs up to 6 bits, and a random `sample` of those of 8 bits."""
+    return pd.read_csv(Path(cis_nb.__file__).resolve().parent / 'assets' / 'clothing_pairs.csv')

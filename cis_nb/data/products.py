@@ -8,6 +8,7 @@ __all__ = ['LRVSF_CATEGORIES', 'NON_CLOTHING', 'DISTRACTOR_CATEGORIES', 'SIMPLE_
            'white_squares', 'packed_source']
 
 # %% ../../nbs/00b_data/06_products.ipynb #bc27811f
+import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from PIL import Image
 from ..core.report import progress
 from ..core.code import loader_version
 from ..core.store import fingerprint, stored
+from .image_folders import Skipped
 from .image_sources import ImageSource
 
 # %% ../../nbs/00b_data/06_products.ipynb #6108a3a3
@@ -94,6 +96,7 @@ class ProductPairs:
     distractors: list = field(default_factory=list)  # ids of further simple images
     name: str = 'products'
     categories: tuple = LRVSF_CATEGORIES  # that a product may have, in the order of an embedding table
+    skipped: Skipped = field(default_factory=Skipped)  # what the reader has left out
 
     def __post_init__(self):
         check_products(self.simple, self.complex, self.images, self.distractors, self.name)
@@ -144,14 +147,23 @@ def without_words(pairs: ProductPairs, words) -> ProductPairs:
 
 # %% ../../nbs/00b_data/06_products.ipynb #119cb919
 def _write_white_squares(folder: Path, images: ImageSource, size: int):
-    "The white squares of all images of a source, one after the other."
+    "The white squares of all images of a source, one after the other, and the rows of those that cannot be read."
     out = np.lib.format.open_memmap(folder / 'images.npy', 'w+', np.uint8, (len(images.ids), 3, size, size))
+    damaged = []
     for row, i in enumerate(progress(images.ids, f'{images.name}: squares', 'image')):
-        out[row] = resized_white_square(images.load(i), size)
+        try:
+            out[row] = resized_white_square(images.load(i), size)
+        except Exception:  # whatever a hostile file raises, it costs this one image
+            damaged.append(row)
     out.flush()
+    (folder / 'damaged.json').write_text(json.dumps(damaged))
 
 
-def white_squares(images: ImageSource, size: int) -> tuple:  # array (N,3,size,size) uint8, {id: row}
+def white_squares(
+    images: ImageSource,
+    size: int,
+    skipped: Skipped = None,  # counts the images that cannot be read; without it they are a ValueError
+) -> tuple:  # array (N,3,size,size) uint8, {id: row} of the images that can be read
     """All images of a source as white squares, packed once and mapped from disk; a reader that packs its own while it
     reads gives them as `packed_squares`."""
     if images.packed_squares:
@@ -163,7 +175,16 @@ def white_squares(images: ImageSource, size: int) -> tuple:  # array (N,3,size,s
         lambda to: _write_white_squares(to, images, size),
         inputs=[images.key],
     )
-    return np.load(folder / 'images.npy', mmap_mode='r'), {i: row for row, i in enumerate(images.ids)}
+    index = {i: row for row, i in enumerate(images.ids)}
+    damaged = [images.ids[row] for row in json.loads((folder / 'damaged.json').read_text())]
+    if damaged and skipped is None:
+        raise ValueError(
+            f'{images.name}: {len(damaged)} images cannot be read (the first: {damaged[0]!r}); replace them'
+        )
+    for i in damaged:
+        skipped.add('damaged image', i)
+        del index[i]
+    return np.load(folder / 'images.npy', mmap_mode='r'), index
 
 
 def packed_source(images: ImageSource, size: int) -> ImageSource:

@@ -68,33 +68,44 @@ def test_metadata_by_split_and_numbers_as_product_ids_are_read(tmp_path):
 
 
 def test_val_is_read_from_tars(tmp_path):
-    h, folder = Hand(split='val'), tmp_path / 'lrvsf'
-    h.write(folder)
-    h.tar(folder / 'VALID/prods.tar')
-    for part, rows in enumerate((h.distractors[:5], h.distractors[5:])):
-        members = {}
-        for r in rows:
-            key = r['URL'][1:]
-            members |= {f'{key}.jpg': h.files[r['URL']], f'{key}.json': json.dumps(r).encode()}
-        write_tar(folder / f'VALID/dist_{part}.tar', members)
+    h = Hand(split='val')
+    folder = h.write_val(tmp_path / 'lrvsf')
     data = read_lrvsf(folder, 'val')
     assert data.distractors.image.tolist() == [f'd{n}' for n in range(9)]
     assert data.distractors.id.tolist() == [str(n) for n in range(9)] and len(data.present) == 21
     assert len(lrvsf_task(data, ks=(1,))) == 6 and data.source.load('d7').size == (24, 24)
 
 
-def test_the_later_test_pack_is_read_with_and_without_categories(tmp_path):
+@pytest.mark.parametrize('splits', [('test', 'test'), ('val', 'test')])
+def test_distractors_are_numbered_over_all_files(tmp_path, splits):
     h = Hand()
+    folder = h.write(tmp_path / 'lrvsf')
+    (folder / 'distractors_test_metadata.parquet').unlink()
+    for part, (split, rows) in enumerate(zip(splits, (h.distractors[:5], h.distractors[5:]))):
+        (folder / f'data/{part}').mkdir(parents=True)
+        table = pd.DataFrame(rows).assign(SPLIT=f'{split}_gallery')
+        table.to_parquet(folder / f'data/{part}/distractors_metadata.parquet')
+    rows = read_distractors(folder, read_products(folder))
+    images = [f'd{n}' for n in range(5 * splits.count('val'), 9)]
+    assert rows.id.tolist() == [str(n) for n in range(len(images))] and rows.image.tolist() == images
+
+
+def write_pack(h, folder):
+    "The later test pack: four distractors in each of two files."
     rows = [
         dict(SIMPLE_IMG=h.files[s['URL']], COMPLEX_IMG=h.files[c['URL']], CATEGORY=s['CATEGORY'], blip2_caption1='x y')
         for s, c in zip(h.simple, h.complex)
     ]
-    pd.DataFrame(rows).to_parquet(tmp_path / 'products.parquet')
-    (tmp_path / 'distractors').mkdir()
+    pd.DataFrame(rows).to_parquet(folder / 'products.parquet')
+    (folder / 'distractors').mkdir()
     for part in range(2):
         table = pd.DataFrame(dict(jpg=[h.files[f'd{4 * part + n}'] for n in range(4)]))
-        table.to_parquet(tmp_path / f'distractors/{part}.parquet')
-    data = read_lrvsf(tmp_path)
+        table.to_parquet(folder / f'distractors/{part}.parquet')
+    return folder
+
+
+def test_the_later_test_pack_is_read_with_and_without_categories(tmp_path, store):
+    data = read_lrvsf(write_pack(Hand(), tmp_path))
     assert len(data.pairs) == 6 and len(data.distractors) == 8 == len(set(data.distractors.image))
     task = lrvsf_task(data, ks=(1,))
     _, rows = evaluate_benchmark(dots(), LRVSFBenchmark('lrvsf', dict(category=task)))
@@ -208,6 +219,55 @@ def test_an_address_that_is_used_twice_is_refused(tmp_path):
 def test_a_distractor_that_is_a_product_of_the_queries_is_refused(tmp_path, column, value):
     match = f"distractors_test_metadata.*{column} '{value}' belongs to a product of the queries; 1 such"
     refused(tmp_path, lambda h: h.distractors[4].update({column: value}), match)
+
+
+@pytest.mark.parametrize('image, name', [('s3', 'products/3/simple'), ('c0', 'products/0/complex')])
+def test_a_distractor_of_the_later_pack_that_is_a_product_of_the_queries_is_refused(tmp_path, store, image, name):
+    h = Hand()
+    h.files['d6'] = h.files[image]
+    write_pack(h, tmp_path)
+    for _ in range(2):  # the second time from the store
+        with pytest.raises(ValueError, match=f"distractor 'distractors/1/2' is the same file as '{name}'.*1 such"):
+            read_lrvsf(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['products.parquet', 'distractors/1.parquet'])
+def test_a_file_of_the_later_pack_that_was_cut_is_named(tmp_path, store, name):
+    path = write_pack(Hand(), tmp_path) / name
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=f'{name} is no Parquet file .*it may be cut off: get it again'):
+        read_lrvsf(tmp_path)
+
+
+def test_a_cut_file_of_test_images_or_distractors_is_named(tmp_path):
+    for name in ('TEST/dist_0.parquet', 'distractors_test_metadata.parquet'):
+        path = Hand().write(tmp_path / name.replace('/', '_')) / name
+        path.write_bytes(path.read_bytes()[:200])
+        with pytest.raises(ValueError, match=f'{name} is no Parquet file'):
+            read_lrvsf(tmp_path / name.replace('/', '_'))
+
+
+@pytest.mark.parametrize(
+    'data, match',
+    [
+        (b'{"URL"', '4.json is not JSON'),
+        (b'[]', '4.json holds list, not an object'),
+        (b'{}', '4.json has no URL for 4'),
+    ],
+)
+def test_metadata_of_val_that_is_no_record_is_refused(tmp_path, data, match):
+    folder = Hand(split='val').write_val(tmp_path / 'lrvsf', lambda members: members.update({'4.json': data}))
+    with pytest.raises(ValueError, match=f'dist_0.tar: {match}'):
+        read_lrvsf(folder, 'val')
+
+
+def test_distractors_of_val_with_one_id_are_refused(tmp_path):
+    h = Hand(split='val')
+    folder = h.write_val(tmp_path / 'lrvsf')
+    members = {'4.jpg': h.files['d8'], '4.json': json.dumps(dict(h.distractors[8], URL='new')).encode()}
+    write_tar(folder / 'VALID/dist_2.tar', members)
+    with pytest.raises(ValueError, match="distractor '4' is there twice"):
+        read_lrvsf(folder, 'val')
 
 
 def test_conditions_of_the_other_task_are_refused(data):

@@ -1,15 +1,19 @@
 "Construction of LRVS-Fashion: addresses, labels, captions, splits."
 
+from importlib.util import find_spec
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from lrvsf_files import noise_jpeg
+from PIL import Image
 
 from cis_nb.backbones.features import l2_normalize
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks import lrvsf_construction as lc
 from cis_nb.benchmarks.near_duplicates import WITHIN
+from cis_nb.data.packed import open_image
 
 seeds = st.integers(0, 10**6)
 quiet = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -144,22 +148,22 @@ def test_what_cannot_be_fitted(x, labels, words):
 @pytest.mark.parametrize('strategy', lc.STRATEGIES)
 def test_active_learning_asks_for_each_row_once_and_never_for_held_out_ones(strategy):
     x, labels = blobs()
-    run = lc.active_learning(x, labels, 'abc', 8, 5, strategy, seed=3)
+    run = lc.active_learning(x, labels.__getitem__, 'abc', 8, 5, strategy, seed=3)
     asked = np.concatenate(run.asked)
     assert len(set(asked)) == 40 == run.curve.labels.iloc[-1]
     assert not set(asked) & set(run.held_out) and len(asked) + len(run.held_out) == len(x)
-    complete = lc.complete_labels(run, x, labels)
-    assert (complete[asked] == labels[asked]).all()
-    other = lc.active_learning(x, labels, 'abc', 8, 5, strategy, seed=3)
+    complete, spent = lc.complete_labels(run, x), np.concatenate([asked, run.held_out])
+    assert (complete[spent] == labels[spent]).all() and set(run.known) == set(spent)
+    other = lc.active_learning(x, labels.__getitem__, 'abc', 8, 5, strategy, seed=3)
     assert other.curve.equals(run.curve)
 
 
 def test_only_labels_that_were_asked_for_are_used():
     x, labels = blobs()
-    run = lc.active_learning(x, labels, 'abc', 5, 4, seed=1)
+    run = lc.active_learning(x, labels.__getitem__, 'abc', 5, 4, seed=1)
     hidden = labels.copy()
-    hidden[np.setdiff1d(np.arange(len(x)), np.concatenate(run.asked))] = 'a'
-    again = lc.active_learning(x, hidden, 'abc', 5, 4, seed=1)
+    hidden[np.setdiff1d(np.arange(len(x)), np.concatenate(run.asked))] = 'a'  # those of the test rows do not train
+    again = lc.active_learning(x, hidden.__getitem__, 'abc', 5, 4, seed=1)
     assert [list(a) for a in again.asked] == [list(a) for a in run.asked]
     np.testing.assert_array_equal(again.classifier.weights, run.classifier.weights)
 
@@ -173,7 +177,73 @@ def test_margin_sampling_asks_for_what_is_undecided():
 def test_rounds_must_fit_the_rows(per_round, rounds):
     x, labels = blobs()
     with pytest.raises(ValueError, match='must be from 1 to 40 labels'):
-        lc.active_learning(x, labels, 'abc', per_round, rounds)
+        lc.active_learning(x, labels.__getitem__, 'abc', per_round, rounds)
+
+
+def test_people_are_asked_for_each_row_once_and_for_no_other_one():
+    x, labels = blobs()
+    asked = []
+
+    def label(rows):
+        asked.extend(rows)
+        return labels[rows]
+
+    run = lc.active_learning(x, label, 'abc', 4, 3, test_labels=10)
+    assert len(asked) == len(set(asked)) == 12 + 10 == len(run.known)
+    assert len(run.held_out) == 10 and set(asked) == set(run.known)
+
+
+@pytest.mark.parametrize(
+    'label, words',
+    [(lambda rows: ['a'], '1 names for 20 rows'), (lambda rows: ['z'] * len(rows), "'z' is none of a, b")],
+)
+def test_answers_that_are_no_labels_are_refused(label, words):
+    with pytest.raises(ValueError, match=words):
+        lc.active_learning(blobs()[0], label, 'abc', 4, 3)
+
+
+def bare_table(n=40):
+    """A table of (url, text, image) and nothing else: each product has a grey image on white and one without white;
+    every other grey is dark. Two files are damaged, one address is of no rule."""
+    rows = []
+    for k in range(n):
+        grey = 40 if k % 2 else 170
+        for shot in range(2):
+            pixels = np.full((48, 48, 3), 255 if shot == 0 else grey // 2, np.uint8)
+            pixels[4 + k % 20 : 40, 6 : 30 + k % 16] = grey
+            rows.append((f'https://shop.example/p/{k}/{shot}.jpg', '', lc.shop_jpeg(Image.fromarray(pixels))))
+    rows[5] = (*rows[5][:2], b'<html>')
+    rows[8] = ('https://else.example/4.jpg', *rows[8][1:])
+    return pd.DataFrame(rows, columns=['url', 'text', 'image'])
+
+
+@pytest.mark.skipif(not (find_spec('imagehash') and find_spec('datasketch')), reason='the extra dedup is not installed')
+def test_a_bare_table_becomes_a_benchmark_with_the_answers_of_people(store):
+    table, asked = bare_table(), {'complexity': [], 'category': []}
+
+    def label(task, rows):
+        asked[task].extend(rows)
+        images = [np.asarray(open_image(table.image[r])) for r in rows]
+        if task == 'complexity':
+            return ['SIMPLE' if image[0, 0, 0] > 200 else 'COMPLEX' for image in images]
+        return ['Bags' if image[38, 20, 0] < 100 else 'Head' for image in images]
+
+    sizes = dict(test=dict(Bags=2, Head=2))
+    learning = dict(per_round=5, rounds=3, test_labels=6)
+    found = lc.construct_table(table, RULES, load_backbone('tiny'), label, sizes, learning)
+    assert {task: len(set(rows)) for task, rows in asked.items()} == {'complexity': 21, 'category': 21}
+    assert found.labels_spent == 42 and list(found.skipped.id) == [5]
+    called_simple = found.rows.index[found.rows.complexity == 'SIMPLE']
+    assert set(asked['category']) <= set(found.asked_of['category']) == set(called_simple)  # no label of a worn image
+    assert len(found.rows) == len(table) == len(found.made.rows) + sum(found.made.left_out.values())
+    assert found.made.left_out['no product'] == 1 and found.made.left_out['unreadable image'] == 1
+    assert (found.rows.complexity[1::2].drop(5) == 'COMPLEX').mean() > 0.9
+    test = found.made.rows[found.made.rows.split == 'test']
+    assert (
+        len(test) == 8
+        and not found.made.lacking
+        and set(test.category[test.complexity == 'SIMPLE']) == {'Bags', 'Head'}
+    )
 
 
 # --- captions

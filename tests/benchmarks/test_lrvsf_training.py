@@ -11,7 +11,7 @@ from cis_nb.benchmarks.lrvsf import (
     tar_images,
 )
 from cis_nb.benchmarks.lrvsf_training import ProductCaptions, lrvsf_training_images, product_pairs, shard_samples
-from cis_nb.data.products import LRVSF_CATEGORIES, resized_white_square, white_squares
+from cis_nb.data.products import LRVSF_CATEGORIES, packed_source, resized_white_square, white_squares
 
 
 def test_shards_are_streamed_and_packed_once(tmp_path, store):
@@ -81,6 +81,42 @@ def test_a_corrupt_jpeg_in_a_shard_is_skipped_and_counted(tmp_path, store):
     assert t.skipped['damaged or missing image'] == ['s2', 'c4']
     assert t.skipped['product without a readable simple and complex image'] == ['102', '104']
     assert len(t.squares) == len(t.table) == 8
+
+
+def test_metadata_in_a_shard_that_is_no_record_is_refused(tmp_path, store):
+    Hand(split='train').tar(tmp_path / 'TRAIN/0.tar', lambda members: members.update({'102.json': b'{"0": '}))
+    with pytest.raises(ValueError, match='0.tar: 102.json is not JSON'):
+        lrvsf_training_images(tmp_path, size=8)
+
+
+def test_corrupt_images_of_the_validation_are_skipped_and_counted(tmp_path, store):
+    h = Hand(split='val')
+    h.files['c4'] = h.files['c4'][:200]
+
+    def change(members):
+        members['2.jpg'] = b'no image'
+
+    h.write_val(tmp_path / 'lrvsf', change)
+    pairs = product_pairs(str(tmp_path), 'val', 6, 12, distractors=9)
+    assert pairs.products == ['100', '101', '102', '103', '105']
+    assert pairs.distractors == [f'd{n}' for n in range(9) if n != 2]
+    assert pairs.skipped['damaged image'] == ['c4', 'd2']
+    assert pairs.skipped['product without a readable simple and complex image'] == ['104']
+    for source in (pairs.images, packed_source(pairs.images, 12), packed_source(pairs.images, 16)):
+        assert {'c4', 'd2'}.isdisjoint(source.ids) and all(source.load(i) for i in source.ids)
+
+
+def test_a_distractor_of_the_validation_without_a_file_is_skipped_and_counted(tmp_path, store):
+    h = Hand(split='val')
+    h.write_val(tmp_path / 'lrvsf', lambda members: members.pop('4.jpg'))
+    pairs = product_pairs(str(tmp_path), 'val', 6, 12, distractors=6)
+    assert pairs.distractors == ['d0', 'd1', 'd2', 'd3', 'd5', 'd6']
+    assert pairs.skipped == {'image without a file': ['d4']}
+
+
+def test_what_a_shard_skips_is_said_by_its_pairs(tmp_path, store):
+    Hand(split='train').tar(tmp_path / 'TRAIN/0.tar', lambda members: members.update({'102.1.jpg': b'x'}))
+    assert product_pairs(str(tmp_path), 'train', 6, 12).skipped.counts()['damaged or missing image'] == 1
 
 
 def test_the_world_gives_pairs_like_the_published_files(store):

@@ -15,6 +15,7 @@ from projects import DATA, needs_data
 from cis_nb.backbones.features import l2_normalize
 from cis_nb.benchmarks import lrvsf_construction as lc
 from cis_nb.benchmarks import near_duplicates as nd
+from cis_nb.core.experiment_files import experiments
 from cis_nb.data.packed import open_image
 from cis_nb.world.wardrobe import draw_products
 
@@ -174,3 +175,29 @@ def test_lsh_equals_the_definition_on_photographs():
     for most in (4, 8):
         np.testing.assert_array_equal(nd.hash_pairs(hashes, most), nd.hash_pairs_slow(hashes, most))
     assert len(nd.hash_pairs(hashes, 10)) > 0
+
+
+def test_pairs_that_were_looked_at_are_listed_once():
+    pairs = nd.checked_pairs()
+    assert list(pairs) == ['image', 'other', 'garment', 'drawn']
+    assert set(pairs.garment) == {'same', 'another'} and set(pairs.drawn) == {'all', 'sample'}
+    assert len({frozenset(p) for p in zip(pairs.image, pairs.other)}) == len(pairs)
+
+
+@needs_lsh
+@needs_hashes
+@needs_data('clothing')
+def test_all_near_pairs_of_photographs_were_looked_at():
+    clothes = nd.read_clothing(DATA / 'clothing')
+    hashes = nd.perceptual_hashes([open_image(data) for data in clothes.image])
+    found = nd.hash_pairs(hashes, 8)
+    bits = dict(zip(map(frozenset, clothes.name.to_numpy()[found]), nd.hamming_distances(hashes, found)))
+    pairs = nd.checked_pairs()
+    looked_at = {drawn: {frozenset(p) for p in zip(some.image, some.other)} for drawn, some in pairs.groupby('drawn')}
+    assert looked_at['all'] == {pair for pair, b in bits.items() if b <= 6}
+    assert {bits[pair] for pair in looked_at['sample']} == {8}
+
+
+def test_the_profile_photos_takes_weights_of_photographs():
+    page = experiments('photos')['02b_benchmarks/14_near_duplicates']
+    assert page.params['pretrained'] == '05_train.photos' and page.needs == ('05_train.photos',)

@@ -61,6 +61,20 @@ class Hand:
             members[f'{key}.json'] = json.dumps({'0': c, '1': s}).encode()
         return write_tar(path, change(members) or members if change else members)
 
+    def write_val(self, folder, change=None):
+        "The published layout of the val split, distractors in two tars; `change` alters the members of the first one."
+        self.write(folder)
+        self.tar(folder / 'VALID/prods.tar')
+        for part, rows in enumerate((self.distractors[:5], self.distractors[5:])):
+            members = {}
+            for r in rows:
+                key = r['URL'][1:]
+                members |= {f'{key}.jpg': self.files[r['URL']], f'{key}.json': json.dumps(r).encode()}
+            if change and not part:
+                change(members)
+            write_tar(folder / f'VALID/dist_{part}.tar', members)
+        return folder
+
 
 def write_tar(path, members):
     "A tar: name -> bytes."
