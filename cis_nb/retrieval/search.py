@@ -22,6 +22,7 @@ import faiss
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.ticker import LogLocator, NullFormatter
 from ..core.parameters import one_of
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
@@ -463,9 +464,12 @@ def index_figure(rates: pd.DataFrame):
         style = dict(ms=6 if face == 'none' else 4, color=color(WAY_COLORS[way]), markerfacecolor=face)
         memory.plot(group.bytes / 1e6, 100 * group.recall_1, 'o-', label=way, **style)
     speed.set(xscale='log', xlabel='queries per second, all at once', ylabel='recall@1 (%)')
-    memory.set(xscale='log', xlabel='size of the index (MB)')
-    speed.set_title(f'{shown.vectors.max():,} vectors; numbers: nprobe, efSearch')
-    memory.set_title('the same, by memory')
+    speed.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    speed.xaxis.set_major_formatter('{x:,.0f}')
+    speed.xaxis.set_minor_formatter(NullFormatter())
+    memory.set(xlim=(0, None), xlabel='memory of the index (MB)')
+    speed.set_title(f'Rate, {shown.vectors.max():,} vectors')
+    memory.set_title('Memory')
     memory.legend(loc='center left', bbox_to_anchor=(1, 0.5))
     for ax in (speed, memory):
         ax.grid()
