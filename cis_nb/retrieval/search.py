@@ -22,7 +22,7 @@ import faiss
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from ..core.parameters import one_of
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
@@ -465,7 +465,7 @@ def index_figure(rates: pd.DataFrame):
         memory.plot(group.bytes / 1e6, 100 * group.recall_1, 'o-', label=way, **style)
     speed.set(xscale='log', xlabel='queries per second, all at once', ylabel='recall@1 (%)')
     speed.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    speed.xaxis.set_major_formatter('{x:,.0f}')
+    speed.xaxis.set_major_formatter(EngFormatter(sep=''))
     speed.xaxis.set_minor_formatter(NullFormatter())
     memory.set(xlim=(0, None), xlabel='memory of the index (MB)')
     speed.set_title(f'Rate, {shown.vectors.max():,} vectors')
