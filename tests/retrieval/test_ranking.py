@@ -362,7 +362,10 @@ def test_rates_are_those_of_the_sizes_that_were_asked_for():
     assert (rates.peak_bytes.dropna() > 2**24).all()
     assert rates.gflops[1] == pytest.approx(2e-9 * 20 * 8 * 500 / rates.seconds[1])
     rates = ranking_rates(queries=20, images=500, dim=8, k=5, steps=[0, 7], faiss_images=300, threads=1)
-    assert rates.implementation[2] == '3 growing galleries' and rates.images.tolist()[1:] == [500, 500, 300]
+    assert rates.implementation[2] == 'one pass for 3 galleries' and rates.images.tolist()[1:] == [500, 500, 300]
+    recalls = dict(rates.recalls[2])
+    assert [*recalls] == [0, 7, 480] and 100 >= recalls[0] >= recalls[7] >= recalls[480] > 0
+    assert rates.recalls.drop(2).isna().all()
 
 
 def test_no_subsets_give_no_rankings():

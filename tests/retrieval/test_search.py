@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import store_root
 from cis_nb.retrieval import search as S
 from cis_nb.retrieval.ranking import rank_gallery
@@ -322,35 +323,112 @@ def test_rates_are_those_of_the_files_and_sizes_that_were_asked_for():
 
 
 def made_up_rates():
+    "Recall@10 is the same in all rows, so whatever is chosen by it shows."
     about = dict(dim=64, bytes=20_000, build_seconds=1.0, peak_bytes=10**6, single_per_s=100.0, batch_per_s=100.0)
-    lines = [('flat', None, 1000, 1), ('flat', None, 100, 1)]
-    lines += [('ivfpq', e, n, r + e / 100) for e in (2, 4) for n, r in ((1000, 0.7), (100, 0.8))]
-    lines += [('ivfpq', 8, 1000, 0.9), ('ivfpq, re-ranked', 4, 1000, 0.9), ('ivfpq, re-ranked', 4, 100, 0.95)]
-    found = pd.DataFrame(lines, columns=['way', 'effort', 'vectors', 'recall_10'])
-    return found.assign(recall_1=found.recall_10, **about)
+    sizes = (1000, 0.7), (316, 0.75), (100, 0.8)
+    lines = [('flat', None, n, 1) for n, _ in sizes]
+    lines += [('ivfpq', e, n, r + e / 100) for e in (2, 4) for n, r in sizes]
+    lines += [('ivfpq', 8, 1000, 0.9), *(('ivfpq, re-ranked', 4, n, 0.55 + r / 2) for n, r in sizes)]
+    found = pd.DataFrame(lines, columns=['way', 'effort', 'vectors', 'recall_1'])
+    return found.assign(recall_10=1.0, **about)
+
+
+def made_up_plan(**machine):
+    machine = S.PlanMachine(**dict(dict(disk=10**7, read_rate=1e6, memory=1e6, cores=8), **machine))
+    return S.search_plan(made_up_rates(), n=10**6, machine=machine).set_index('quantity')
 
 
 def test_a_plan_follows_from_its_rows_and_says_what_is_extrapolated():
-    plan = S.search_plan(made_up_rates(), n=10**6, disk=10**7, read_rate=1e6).set_index('quantity')
+    plan = made_up_plan()
     assert plan.value['code and number, bytes per vector'] == '16' and plan.value['machines'] == str(-(-144 // 10))
     assert plan.value['index, bytes per vector'] == '20.0'
-    assert plan.value['recall@10, ivfpq'] == '44 %' and plan.value['recall@10, ivfpq, re-ranked'] == '75 %'
-    beyond = ['machines', 'recall@10, ivfpq', 'codes and numbers together', 'time of a query: comparing']
-    assert plan.source[beyond].str.startswith('extrapolated').all()
-    with pytest.raises(ValueError, match='a line needs 2'):
-        S.search_plan(made_up_rates().query('vectors == 1000'))
+    times = plan.index[plan.index.str.startswith('time of a query')]
+    beyond = ['recall@1, ivfpq', 'recall@1, ivfpq, re-ranked', *times, 'queries per second, by the cores']
+    assert len(times) == 3 and plan.source[beyond].str.startswith('extrapolated').all()
+    assert plan.source['memory of a machine; cores'] == 'assumed'
 
 
-def test_the_finding_names_the_fastest_index_that_is_good_enough():
+def test_a_plan_continues_recall_to_the_vectors_of_one_machine():
+    plan, shard = made_up_plan(), 10**6 / 15
+    line = S.extrapolated_recall([100, 1000], [0.84, 0.74], shard)
+    assert plan.value['recall@1, ivfpq'].startswith(f'{100 * line:.0f} % (')
+    assert plan.source['recall@1, ivfpq'].startswith(f'extrapolated to {shard:,.0f} vectors from 84 % at 100, ')
+    fewer = made_up_plan(disk=10**9)
+    assert fewer.value['machines'] == '1' and '1,000,000 vectors' in fewer.source['recall@1, ivfpq']
+
+
+def test_a_plan_has_the_centroids_in_its_time_and_its_memory():
+    plan, clusters = made_up_plan(), S.cluster_count(10**6 // 15)
+    assert plan.value['clusters of a machine'] == f'{clusters:,}'
+    of_flat = clusters / 1000 / 100  # seconds; the flat index compares 100 times 1000 vectors in one
+    assert plan.value['time of a query: centroids'] == f'{1000 * of_flat:.2g} ms'
+    memory = 4 * 64 * (clusters + 256)
+    assert plan.value['memory to search: centroids, code words'] == f'{memory / 1e9:.2g} GB'
+    left = (1e6 - memory) / (16 * 10**6 / 15)
+    assert plan.value['codes that fit into the memory that is left'] == f'{100 * left:.0f} %'
+    row = 'queries per second, by the cores'
+    more, fewer = (float(p.value[row].replace(',', '')) for p in (made_up_plan(cores=80), plan))
+    assert more == pytest.approx(10 * fewer, abs=6)
+
+
+def test_a_plan_asks_for_three_sizes():
+    for few in ('vectors == 1000', 'vectors != 316'):
+        with pytest.raises(ValueError, match='a plan needs 3 or more'):
+            S.search_plan(made_up_rates().query(few))
+    exact = S.search_plan(made_up_rates()).set_index('quantity').value['recall@1, ivfpq']
+    bent = made_up_rates()
+    bent.loc[bent.vectors == 316, 'recall_1'] = 0.95
+    bent = S.search_plan(bent).set_index('quantity').value['recall@1, ivfpq']
+    widths = [np.diff([int(x) for x in text.split('(')[1][:-3].split(' to ')])[0] for text in (exact, bent)]
+    assert widths[0] <= 1 < widths[1]
+
+
+def test_the_finding_names_the_fastest_index_that_is_good_enough_by_its_first_image():
     rates = made_up_rates()
     rates.loc[rates.effort == 8, 'batch_per_s'] = 250.0
     assert 'ivfpq (effort 8)' in S.index_finding(rates, 0.85) and '2.5 times' in S.index_finding(rates, 0.85)
-    assert S.index_finding(rates, 0.95).startswith('No approximate index reaches a recall@10 of 95 %')
+    assert S.index_finding(rates, 0.95).startswith('No approximate index reaches a recall@1 of 95 %')
     chosen = S.cheapest_efforts(rates, 0.95).set_index('way')
     assert chosen.effort['ivfpq'] == 8 and set(chosen.vectors) == {1000}
-    assert S.rows_of_same_effort(rates).query('way == "ivfpq"').effort.tolist() == [4, 4]
+    assert S.rows_of_same_effort(rates).query('way == "ivfpq"').effort.tolist() == [4, 4, 4]
     table = S.index_table(rates)
     assert len(table) == len(rates) and table['nprobe / efSearch'][0] == '–'
+
+
+def test_the_figure_has_recall_at_1_over_rate_and_over_memory():
+    rates = made_up_rates()
+    rates['bytes'] = rates.way.map({'flat': 8e6, 'ivfpq': 1e6, 'ivfpq, re-ranked': 1e6})
+    speed, memory = S.index_figure(rates).axes
+    assert 'recall@1' in speed.get_ylabel() and 'memory' in memory.get_xlabel()
+    largest = rates[rates.vectors == 1000]
+    for ax, column, unit in ((speed, 'batch_per_s', 1), (memory, 'bytes', 1e6)):
+        for line, (_, group) in zip(ax.lines, largest.groupby('way', sort=False), strict=True):
+            assert np.allclose(line.get_xdata(), group[column] / unit)
+            assert np.allclose(line.get_ydata(), 100 * group.recall_1)
+
+
+def test_features_of_any_kind_become_files_once(monkeypatch):
+    monkeypatch.setattr(S, '_CHUNK', 70)
+    x, q = vectors(200).astype(np.float16), vectors(9, part=0)
+    files = S.vector_files('own', x, torch.from_numpy(q))
+    assert [np.load(f).dtype for f in files] == [np.float32] * 2
+    assert (np.load(files[0]) == x).all() and (np.load(files[1]) == q).all()
+    assert S.vector_files('own', x, q) == files != S.vector_files('own', x[:100], q)
+    with pytest.raises(ValueError, match='the first is row 0'):
+        S.vector_files('own', x, q * np.nan)
+
+
+def test_the_profiles_search_the_features_of_the_referred_search():
+    for profile in ('quick', 'full'):
+        found = experiments(profile)
+        page, search = found['08_scaling/search'], found['06_evaluation/lrvsf'].params
+        p = page.defaults | page.params
+        assert '05_train.condvit_category' in page.needs and p['training'] in search['trainings']
+        assert (p['products'], p['world_seed']) == (search['queries'], search['world_seed'])
+        assert p['vectors'] == search['queries'] + search['distractors'] and p['seed'] in search['seeds']
+        assert len({1, *p['smaller']}) >= 3
+    bench = experiments('bench')['08_scaling/search'].params
+    assert len({1, *bench['smaller'], *bench['larger']}) >= 3 and bench['training'] == ''
 
 
 @quick
