@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'SUM_WEIGHTS', 'FILTER_NOTE', 'RIVAL_NOTES', 'SMALL_WORDS', 'CONDVIT', 'VIT',
-           'CONDVITS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'growing_rankings', 'ReferredRun',
-           'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'TunedSum', 'tuned_sum', 'recall_at_1',
-           'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes',
-           'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'step_table', 'base_name', 'line_style',
-           'method_legend', 'distractor_figure', 'leads', 'referred_finding', 'query_categories', 'category_table',
-           'category_area_figure', 'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords',
-           'caption_requests', 'request_strips', 'example_strips', 'gallery_title', 'paper_table', 'bootstrap_table',
-           'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain', 'lead_line', 'caption_gain', 'late_fusion',
-           'category_accuracy', 'accuracy_lines', 'slope_interval', 'area_slopes', 'size_slopes', 'referred_evidence']
+           'CONDVITS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'base_name', 'growing_rankings',
+           'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'TunedSum', 'tuned_sum',
+           'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries',
+           'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes', 'table_sizes', 'query_targets',
+           'gallery_among', 'category_chance', 'step_table', 'line_style', 'method_legend', 'distractor_figure',
+           'leads', 'referred_finding', 'query_categories', 'category_table', 'category_area_figure', 'visible_areas',
+           'area_table', 'area_figure', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
+           'example_strips', 'gallery_title', 'paper_table', 'bootstrap_table', 'crop_methods', 'among_as', 'fall',
+           'falls', 'filter_gain', 'lead_line', 'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines',
+           'slope_interval', 'area_slopes', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ import pandas as pd
 
 from .. import api
 from ..api import Queries, Unsolved
+from ..backbones.conditional_vit import conditional_vit
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import (
@@ -66,7 +68,7 @@ from .entries import Entry, cached, compared_methods, known_as, read_cached, tra
 from .examples import best_median_worst, ranking_strip
 from .pseudo_words import TunedFusion, weighted_sum
 from ..methods.combiner_products import ProductCombinerMethod
-from ..methods.condvit import product_task
+from ..methods.condvit import CondViTMethod, product_task, published_condvit
 from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
 from ..retrieval.protocol import Benchmark, evaluate, first_images, task_methods
 from ..retrieval.statistics import bootstrap_ci, families_of
@@ -76,6 +78,11 @@ from ..world.wardrobe import Product
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #542f419e
 FILTERED = '_filtered'  # at the end of a method's name: its gallery holds the target's category only
 BOOTSTRAP_COLUMNS = ['method', 'seed', 'task', 'distractors', 'fold', 'metric', 'k', 'value']
+
+
+def base_name(method: str) -> str:
+    "The name of a method without the mark of a filtered gallery."
+    return method.removesuffix(FILTERED)
 
 
 def growing_rankings(
@@ -134,9 +141,9 @@ class ReferredRun:
 
     def results(self, ks=(1, 10), seed: int = 0) -> pd.DataFrame:
         "R@K and Cat@1 of every method, training seed and gallery: result rows with a column `distractors`."
-        rows = []
+        rows, backbones = [], {e.name: e.backbone.name for e in self.entries}
         for (task, method, of), lines in self.per_query.groupby(['task', 'method', 'seed'], sort=False):
-            given = dict(method=method, backbone=self.model.name)
+            given = dict(method=method, backbone=backbones.get(base_name(method), self.model.name))
             found = growing_gallery_rows(lines, self.benchmark.tasks[task].protocol, ks, seed, **given)
             rows.append(found.assign(seed=seed if of == UNTRAINED else of))
         return pd.concat(rows, ignore_index=True)
@@ -245,6 +252,20 @@ def recall_at_1(method, task) -> float:
     "R@1 of a method on a task in percent."
     return evaluate(method, task, (1,))[1].value.iloc[0]
 
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #42779892
+def condvit_at_start(backbone) -> CondViTMethod:
+    "CondViT (category) before its first step: what the training adds is the difference to it."
+    net = conditional_vit(backbone, condition='category').eval()
+    given = dict(backbone=backbone, read=TextMemory(backbone), net=net)
+    return CondViTMethod(name='condvit_start', title='CondViT (category), before training', **given)
+
+
+def checkpoint_entries(checkpoints: dict, device: str = 'auto') -> list:  # of Entry
+    "Published CondViT files as methods; `checkpoints`: name of a row, such as `condvit_category`, -> file."
+    styles = {name: api.method_style(name) for name in checkpoints}
+    made = {name: published_condvit(path, device) for name, path in checkpoints.items()}
+    return [Entry(m, 0, name=name, title=styles[name].title) for name, m in made.items()]
+
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #95308a49
 def entries_with_prompts(prompts: dict, seeds: list, device: str = 'auto') -> list:  # of Entry
     "Trainings of pseudo-words, {training: prompt}, over their own backbones; ValueError for one without a prompt."
@@ -273,14 +294,15 @@ def cropped_entries(p: dict, backbone) -> list:  # of Entry
 
 
 def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
-    """The tuned sum (`val_products` of the validation split; 0: none), `prompts` and `cropped` of an experiment's
-    parameters, for `run_referred`."""
+    """CondViT before training, the tuned sum (`val_products` of the validation split; 0: none), `prompts`, `cropped`
+    and `checkpoints` of an experiment's parameters, for `run_referred`."""
 
     def others(backbone, benchmark) -> list:
         products, conditions = p['val_products'], list(benchmark.tasks)
         sums = [Entry(tuned_sum(backbone, p['data'], products, conditions))] if products else []
         prompted = entries_with_prompts(p['prompts'], p['seeds'], p['device'])
-        return [*sums, *prompted, *cropped_entries(p, backbone)]
+        others = [*sums, *prompted, *cropped_entries(p, backbone), *checkpoint_entries(p['checkpoints'], p['device'])]
+        return [Entry(condvit_at_start(backbone)), *others]
 
     return others
 
@@ -354,11 +376,6 @@ def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', 
         guess = 100 * k / len(gallery_among(t, n)) if metric == 'recall' else category_chance(t, n)
         columns[name] = {r.method: format_uncertainty(r) for r in rows.itertuples()} | {'': f'{guess:.2f}'}
     return pd.DataFrame(columns).loc[[*columns['method']]].fillna('–').reset_index(drop=True)
-
-
-def base_name(method: str) -> str:
-    "The name of a method without the mark of a filtered gallery."
-    return method.removesuffix(FILTERED)
 
 
 def line_style(method: str) -> dict:
