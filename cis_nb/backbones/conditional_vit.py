@@ -205,6 +205,7 @@ class GalleryTower:
         return fingerprint([self.name, self._hashed[1], self.net.settings, config, 'white square'])
 
     def preprocess(self, image) -> torch.Tensor:  # PIL image -> (3,H,H) uint8
+        "The whole image on a white square, at the input size."
         return torch.from_numpy(resized_white_square(image, self.image_size))
 
     def encode_image(self, pixels, condition=None) -> torch.Tensor:  # uint8 (B,3,H,H) -> (B,D), raw

@@ -510,6 +510,7 @@ class LRVSFBenchmark(Benchmark):
     "R@K and Cat@1 of both tasks."
 
     def aggregate(self, per_query: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:
+        "Result rows of each task, and Cat@1 beside them."
         parts = []
         for name, task in self.tasks.items():
             mine = per_query[per_query.task == name].assign(family=lambda t: t.reference.map(shown_outfit))

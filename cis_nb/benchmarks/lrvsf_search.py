@@ -72,7 +72,7 @@ class ColumnView:
     def __len__(self):
         return len(self.chosen)
 
-    def __getitem__(self, which):
+    def __getitem__(self, which) -> np.ndarray:  # n numbers or a slice of rows -> (n,D)
         rows = self.chosen[which]
         together = len(rows) > 0 and (np.diff(rows) == 1).all()
         return self.array[rows[0] : rows[-1] + 1] if together else self.array[rows]

@@ -148,7 +148,7 @@ def encode_queries(self: CondViTMethod, queries, block: int = 64) -> torch.Tenso
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #82181688
 @patch
-def encode_gallery(self: CondViTMethod, images) -> Features:
+def encode_gallery(self: CondViTMethod, images) -> Features:  # (N,D) for N images
     "Features of an image source without a condition: from the store, or made now while the weights train."
     if id(images) not in self.encoded:
         found = self._encode_now(images) if self.live else self.tower.features(images)
@@ -391,6 +391,7 @@ def save(self: CondViTTraining, folder):
 
 @patch
 def load(self: CondViTTraining, folder):
+    "Take the weights of a run."
     self.net.load_state_dict(read_run(folder, self.backbone)[0].state_dict())
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #71a1551a

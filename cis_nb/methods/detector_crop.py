@@ -118,7 +118,8 @@ class CroppedReference(_Crops):
         "Whole images."
         return self.method.encode_gallery(images)
 
-    def score(self, q: Tensor, gallery: Tensor) -> Tensor:
+    def score(self, q: Tensor, gallery: Tensor) -> Tensor:  # (Q,D), (N,D) -> (Q,N)
+        "The scores of the method."
         return self.method.score(q, gallery)
 
 # %% ../../nbs/04b_methods/09_detector_crop.ipynb #c26cf941

@@ -14,10 +14,12 @@ from cis_nb import train as T
 from cis_nb.api import Queries, configure
 from cis_nb.backbones import conditional_vit as V
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.benchmarks.lrvsf import LRVSFBenchmark
 from cis_nb.benchmarks.lrvsf_training import product_pairs
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
 from cis_nb.methods import condvit as C
+from cis_nb.methods.detector_crop import CroppedReference
 from cis_nb.training.launch import launch
 from cis_nb.training.loop import train
 from condvit_files import published_shapes, random_file
@@ -335,3 +337,10 @@ def test_a_gallery_of_one_and_texts_in_the_protocol():
     assert C.product_task(product_pairs('world', 'val', 1, 64)).ks == (1,)
     text = C.product_task(pairs, 'text')
     assert text.protocol.hash != task.protocol.hash and text.as_queries().texts[0] == [pairs.pair(0).caption]
+
+
+@pytest.mark.parametrize(
+    'method', [C.CondViTTraining.load, V.GalleryTower.preprocess, CroppedReference.score, LRVSFBenchmark.aggregate]
+)
+def test_a_method_of_a_contract_says_what_it_does_here(method):
+    assert method.__doc__ and method.__doc__.endswith('.')

@@ -1,0 +1,57 @@
+"Maps finer than the patches: places, shifts, components."
+
+import pytest
+import torch
+
+from cis_nb.backbones.conditional_vit import CondViT, GalleryTower, ViTShape
+from cis_nb.experiments.attention_maps import SubPatchShifts, class_attention, patch_geometry, token_component
+from cis_nb.methods.condvit import CondViTMethod
+from cis_nb.world.lrvsf import drawn_image, split_products, worn_address
+
+
+@pytest.mark.parametrize('patch, step', [(8, 2), (14, 2), (16, 4), (32, 8)])
+def test_the_step_of_a_shift_divides_every_patch(patch, step):
+    net = CondViT(ViTShape(64, patch, 2 * patch, 1, 8).build(), condition='none')
+    assert patch_geometry(net) == (patch, patch // 2)
+    assert SubPatchShifts.of(net).step == step
+
+
+@pytest.mark.parametrize('step', [1, 2, 4, 8, 16])
+@pytest.mark.parametrize('centre', [0, 5, 8])
+def test_every_place_of_an_image_is_seen_by_some_patch(step, centre):
+    shifts = SubPatchShifts(16, centre, step)
+    merged = shifts.merge(torch.ones(len(shifts.shifts), 16))
+    assert merged.shape == (64 // step, 64 // step)
+    assert torch.allclose(merged, torch.ones_like(merged))
+
+
+def test_a_spot_is_found_where_it_is():
+    "Each patch reports the brightness under its centre; the spot is smaller than a patch."
+    image = torch.zeros(3, 64, 64, dtype=torch.uint8)
+    image[:, 20:24, 40:44] = 255
+    shifts = SubPatchShifts(16, 8, 4)
+    seen = shifts.pixels(image)[:, 0, 8::16, 8::16].flatten(1).float()
+    assert divmod(int(shifts.merge(seen).argmax()), 16) == (5, 10)
+
+
+def test_the_attention_of_any_depth_and_number_of_heads_is_mapped():
+    item = split_products('test', 1)[0]
+    image = drawn_image(worn_address(item.outfit, 1))
+    net = CondViT(ViTShape(128, 16, 64, 6, 32).build()).eval()
+    m = CondViTMethod(name='condvit', title='CondViT', backbone=GalleryTower(net, 'deep'), net=net)
+    found = class_attention(m, image, item.product.category)
+    assert found.shape == (16, 16) and 0 <= found.min() and found.max() <= 1
+    assert not torch.equal(
+        found, class_attention(m, image, next(c for c in net.categories if c != item.product.category))
+    )
+
+
+def test_a_component_ignores_what_is_common_to_a_condition():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(20, 16, 4, generator=generator)
+    conditions = ['a', 'b'] * 10
+    moved = tokens + torch.tensor([[0.0], [50]]).repeat(10, 4)[:, None]
+    plain, other = token_component(tokens, conditions), token_component(moved, conditions)
+    assert torch.allclose(plain.direction, other.direction, atol=1e-3)
+    assert torch.allclose(plain.values, other.values, atol=1e-2)
+    assert plain.between < 0.1 and other.between > 0.9
