@@ -170,7 +170,7 @@ def finish(
     protocol=None,  # one or several
     seed=None,  # one or several
     backbone=None,  # one or several: weights, activation, preprocessing and precision go into the receipt
-    evidence: dict = None,  # claim -> comparisons (what, diff, low, high) that must all be positive
+    evidence: dict = None,  # claim -> comparisons (what, diff, low, high) that must be positive, some with a role
 ) -> HTML:
     "End an experiment: write its receipt where the book asks for it ($CIS_REPORT), and show it."
     receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence)

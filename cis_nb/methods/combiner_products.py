@@ -113,7 +113,7 @@ class ProductCombinerTraining(RetrievalValidation):
         self.backbone, self.net, self.tasks, self.condition, self.tune = backbone, net, tasks, condition, tune
         self.tune_steps, self.tune_lr, self.tau, self.symmetric = tune_steps, tune_lr, tau, symmetric
         self.pretrained, self.modules, self.tuning = pretrained, {'combiner': net}, tune_steps > 0
-        towers = TRAINED_TOWERS[tune]
+        self.counts, towers = pairs.skipped.counts(), TRAINED_TOWERS[tune]
         if towers:
             self.modules['backbone'] = PartiallyFrozen(backbone, tune)
         self.tuned = [p for p in backbone.parameters() if p.requires_grad] if towers else []

@@ -291,6 +291,7 @@ class CondViTTraining(RetrievalValidation):
         self.backbone, self.net, self.tasks, self.modules = backbone, net, tasks, {'condvit': net}
         self.warmup, self.tune, self.pretrained = warmup, one_of('tune', tune, ('all', 'new')), pretrained
         self.text_model, self.words = text_model, None
+        self.counts = pairs.skipped.counts()
         self.data = ProductStream(pairs, batch_size, steps, seed)
         self.squares, self.rows = white_squares(pairs.images, stored_size(self.image_size))
         if net.condition == 'category':
@@ -455,12 +456,14 @@ class CondViTConfig(ProductsConfig):
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #040b632e
 def training_products(config: ProductsConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
-    "What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither."
+    """What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither.
+    `skipped` of the pairs has what either reader has left out."""
     product_pairs = api.get('benchmark', config.products).product_pairs
     pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size))  # for all seeds the same
     val = product_pairs(config.data, 'val', config.val_samples, image_size, 0, config.distractors)
     pairs, val = without_words(pairs, config.held_out), without_words(val, config.held_out)
     val.images = packed_source(val.images, image_size)
+    pairs.skipped |= {f'{reason} (validation)': names for reason, names in val.skipped.items()}
     return pairs, {'products': product_task(val, config.condition)}
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #5f966a7f
