@@ -499,6 +499,7 @@ def test_a_long_text_is_never_in_memory(store, monkeypatch):
     assert len(c) == lines // 2000 and peak < 8 * 2**20 < lines * len(long) / 2, f'{peak / 2**20:.1f} MiB'
 
 
+@pytest.mark.e2e
 def test_processes_get_a_few_portions_at_a_time():
     taken = []
 

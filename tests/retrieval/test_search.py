@@ -73,11 +73,17 @@ def test_more_clusters_find_more_and_few_may_hold_fewer_than_k():
     assert ((rows == -1) == np.isneginf(scores)).all() and (rows[:, -1] == -1).all()
 
 
+@pytest.fixture(scope='module')
+def coarse():
+    "Vectors and their ivfpq index."
+    x = vectors(2000)
+    return x, S.build_index(x, range(2000), 'x', 'ivfpq')
+
+
 @quick
-@given(st.integers(10, 200), st.integers(0, 100))
-def test_re_ranking_never_finds_less(candidates, part):
-    x, q = vectors(2000), vectors(40, part=part)
-    index = S.build_index(x, range(2000), 'x', 'ivfpq')
+@given(candidates=st.integers(10, 200), part=st.integers(0, 100))
+def test_re_ranking_never_finds_less(coarse, candidates, part):
+    (x, index), q = coarse, vectors(40, part=part)
     exact = rank_gallery(torch.from_numpy(q), x, k=10, device='cpu').scores
     plain = S.index_recall(x, q, index.search(q, 10, 51)[1], exact, 10)
     scores, rows = S.search_reranked(index, x, q, 10, candidates, effort=51)
