@@ -444,16 +444,17 @@ def category_table(run: ReferredRun, distractors: int, task: str = 'category') -
 
 
 def category_area_figure(run: ReferredRun, areas: pd.Series, distractors: int, task: str = 'category'):
-    "The visible area by category, median and quartiles, beside R@1 of each method."
+    "The visible area by category, median and quartiles, beside R@1 of each method; hollow: a filtered gallery."
     area = areas.groupby(query_categories(run.benchmark.tasks[task])).quantile([0.25, 0.5, 0.75]).unstack()
     area, table = area.sort_values(0.5), category_table(run, distractors, task).set_index('category')
     fig, axes = page(3 + 0.09 * len(run.titles), cols=2, sharey=True)
     at = range(len(area))
     draw_intervals(axes[0], at, area[0.5], area[0.25], area[0.75], 'grey', horizontal=True)
     for m in [m for m in run.titles if run.titles[m] in table]:
-        axes[1].plot(table[run.titles[m]][area.index], at, marker='o', ms=3, label=run.titles[m], **line_style(m))
+        mark = dict(ls='none', marker='o', ms=4, mfc='none' if is_filtered(m) else None)
+        axes[1].plot(table[run.titles[m]][area.index], at, label=run.titles[m], **line_style(m) | mark)
     axes[0].set(yticks=at, yticklabels=area.index, xlim=(0, None), xlabel='visible pixels (% of the image)')
-    axes[1].set(xlim=(0, 100), xlabel='R@1 (%)')
+    axes[1].set(xlim=(0, None), xlabel='R@1 (%)')
     for ax, title in zip(axes, ('Area, median and quartiles', f'R@1, {distractors:,} distractors')):
         ax.grid(axis='x')
         ax.set_title(title)
