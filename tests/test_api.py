@@ -506,6 +506,7 @@ def test_a_name_that_is_not_registered_is_refused():
         api.get('benchmark', 'cirrr')
 
 
+@pytest.mark.e2e
 def test_product_pairs_are_those_of_benchmarks_with_products():
     for name in ('lrvsf', 'grocery'):
         pairs = api.get('benchmark', name).product_pairs('world', 'train', 3, 64)

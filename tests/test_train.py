@@ -21,6 +21,7 @@ def photos(tmp_path):
     return folder(tmp_path / 'photos', 40, 'captions.csv', '\n'.join(['image,caption', *lines]))
 
 
+@pytest.mark.e2e
 def test_trains_on_a_folder_of_photos(photos, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
     p = dict(

@@ -39,6 +39,7 @@ def data(tmp_path):
 # The curve
 
 
+@pytest.mark.e2e
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.booleans())
 def test_the_curve_is_that_of_each_gallery_alone(seed, filtered):

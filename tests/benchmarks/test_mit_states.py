@@ -65,6 +65,7 @@ def made_up(ids, seed, levels):
     return table, vector, MadeUp(table.__getitem__, vector)
 
 
+@pytest.mark.e2e
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 3]), st.sampled_from(['adjective', 'adjective noun']))
 def test_queries_and_ranks_equal_slow_ones(seed, levels, text):
@@ -213,6 +214,7 @@ def test_a_damaged_photograph_costs_its_queries_and_is_told(tmp_path, monkeypatc
     assert 'queries left out' in told and 'with fewer targets' in told
 
 
+@pytest.mark.e2e
 def test_the_size_of_the_real_set_stays_small_in_memory():
     "As many photographs as the official test nouns have, names made up: lists of answers are shared."
     r = np.random.default_rng(0)

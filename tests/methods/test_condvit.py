@@ -171,6 +171,7 @@ def products(categories=('Bags', 'Head'), captions=('a bag', 'a hat')):
     return ProductPairs(dots(3), simple, pd.DataFrame([('p0', '2'), ('p1', '2')], columns=COMPLEX_COLUMNS))
 
 
+@pytest.mark.e2e
 def test_products_that_cannot_be_trained_on(tiny):
     with pytest.raises(ValueError, match="'NonClothing' is no category of this model"):
         objective(tiny, products(('Bags', 'NonClothing')), batch_size=2)

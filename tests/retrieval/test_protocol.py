@@ -255,6 +255,7 @@ def in_chunks(monkeypatch, chunk, queries=3):
     monkeypatch.setattr(ranking, '_block_shape', lambda Q, N, D, device, _: (min(queries, Q), min(chunk, N)))
 
 
+@pytest.mark.e2e
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 5, 64, 10**6]), st.sampled_from([1, 10, 1000]))
 def test_a_shared_gallery_is_ranked_by_the_definition_in_any_chunks(seed, chunk, keep):

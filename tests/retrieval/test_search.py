@@ -80,6 +80,7 @@ def coarse():
     return x, S.build_index(x, range(2000), 'x', 'ivfpq')
 
 
+@pytest.mark.e2e
 @quick
 @given(candidates=st.integers(10, 200), part=st.integers(0, 100))
 def test_re_ranking_never_finds_less(coarse, candidates, part):
