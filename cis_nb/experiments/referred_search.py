@@ -301,8 +301,8 @@ def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
         products, conditions = p['val_products'], list(benchmark.tasks)
         sums = [Entry(tuned_sum(backbone, p['data'], products, conditions))] if products else []
         prompted = entries_with_prompts(p['prompts'], p['seeds'], p['device'])
-        others = [*sums, *prompted, *cropped_entries(p, backbone), *checkpoint_entries(p['checkpoints'], p['device'])]
-        return [Entry(condvit_at_start(backbone)), *others]
+        published = checkpoint_entries(p['checkpoints'], p['device'])
+        return [Entry(condvit_at_start(backbone)), *sums, *prompted, *cropped_entries(p, backbone), *published]
 
     return others
 

@@ -355,7 +355,7 @@ def _counted(folder: Path, sources, before) -> tuple:  # captions, {reason: numb
     return captions, dict(left)
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #a5151d35
-FEW = 5000  # captions that one process marks before a second one has started
+FEW = 5000  # captions that one process marks alone: starting more takes some seconds
 
 
 def _mark_portions(folder: Path, sources, texts, sizes, portion: int, processes, how):
