@@ -30,10 +30,16 @@ import numpy as np
 PACKAGE = 'cis_nb'
 
 
+@lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.Module:
+    "The syntax tree of a source, for readers only; what is asked of a module is asked in a row."
+    return ast.parse(source)
+
+
 def _imported(source: str, module: str) -> set:
     "All that some code names in its imports."
     names = set()
-    for n in ast.walk(ast.parse(source)):
+    for n in ast.walk(_parsed(source)):
         if isinstance(n, ast.Import):
             names |= {a.name for a in n.names}
         if isinstance(n, ast.ImportFrom):
@@ -60,9 +66,13 @@ def without_comments(source: str) -> str:
     return '\n'.join(line.rstrip() for line in lines if line.strip())
 
 # %% ../../nbs/00a_core/00_code.ipynb #cf2801dc
+_HERE = Path(importlib.util.find_spec(PACKAGE).origin).parent
+
+
+@lru_cache(maxsize=None)
 def module_file(module: str) -> Path:
     "Where a module of this library lies."
-    return Path(importlib.util.find_spec(PACKAGE).origin).parent.joinpath(*module.split('.')[1:]).with_suffix('.py')
+    return _HERE.joinpath(*module.split('.')[1:]).with_suffix('.py')
 
 
 @lru_cache(maxsize=None)
@@ -86,9 +96,14 @@ def import_closure(names) -> dict:  # module -> hash
 _PLACE = re.compile(rf'({PACKAGE}(?:\.\w+)+):\w+')  # module:object
 
 
+def _texts_among(nodes) -> list:
+    "The constant texts among nodes of a syntax tree."
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
 def _texts(tree) -> list:
     "All constant texts below a node of a syntax tree."
-    return [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return _texts_among(ast.walk(tree))
 
 
 def _called(node) -> str:
@@ -96,14 +111,13 @@ def _called(node) -> str:
     return getattr(node.func, 'attr', getattr(node.func, 'id', '')) if isinstance(node, ast.Call) else ''
 
 
-class _WithoutTests(ast.NodeTransformer):
-    "Takes out what cannot change a result: assertions and calls of `test_eq` and its like."
-
-    def visit_Assert(self, node):
-        return ast.Pass()
-
-    def visit_Call(self, node):
-        return ast.Constant(None) if _called(node).startswith('test_') else self.generic_visit(node)
+def _without_tests(tree) -> Iterator:
+    "The nodes of a syntax tree without what cannot change a result: assertions and calls of `test_eq` and its like."
+    todo = [tree]
+    while todo:
+        yield (node := todo.pop())
+        below = ast.iter_child_nodes(node)
+        todo += [n for n in below if not isinstance(n, ast.Assert) and not _called(n).startswith('test_')]
 
 # %% ../../nbs/00a_core/00_code.ipynb #373e20fb
 def _entries(tree) -> list:  # of (names, value)
@@ -120,7 +134,7 @@ def places_of(source: str) -> dict:  # name -> modules
 
     Of a dictionary of registries, `every KIND` has all that its entry `KIND` holds; '' has what no dictionary holds.
     """
-    tree, found, held = ast.parse(source), {}, set()
+    tree, found, held = _parsed(source), {}, set()
     for names, value in _entries(tree):
         is_kind = isinstance(value, (ast.Dict, ast.DictComp))
         places = {m[1] for text in _texts(value) if (m := _PLACE.fullmatch(text))}
@@ -133,9 +147,9 @@ def places_of(source: str) -> dict:  # name -> modules
 
 def names_asked(source: str) -> set:
     "The texts in code by which it may ask for something, and `every KIND` where it calls `names(KIND)`."
-    tree = _WithoutTests().visit(ast.parse(source))
-    kinds = [kind for n in ast.walk(tree) if _called(n) == 'names' for a in n.args for kind in _texts(a)]
-    return {*_texts(tree), *(f'every {kind}' for kind in kinds)}
+    nodes = list(_without_tests(_parsed(source)))
+    kinds = [kind for n in nodes if _called(n) == 'names' for a in n.args for kind in _texts(a)]
+    return {*_texts_among(nodes), *(f'every {kind}' for kind in kinds)}
 
 # %% ../../nbs/00a_core/00_code.ipynb #ab622071
 @lru_cache(maxsize=None)
@@ -254,16 +268,28 @@ def _named_by(function) -> dict:  # name -> value
     return {n: v for n, v in found.items() if n not in records}
 
 # %% ../../nbs/00a_core/00_code.ipynb #fc5ed41d
-_sources = {
-    f: f.read_text(encoding='utf-8') for f in Path(importlib.util.find_spec(PACKAGE).origin).parent.rglob('*.py')
-}  # as this process has met them
+def _stamp(file: Path) -> tuple:  # size, time of the last change
+    "What tells that a file was written."
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+_sources = {f: (_stamp(f), f.read_text(encoding='utf-8')) for f in _HERE.rglob('*.py')}  # as this process has met them
+
+
+def _is_changed(file: Path) -> bool:
+    "Whether a module's file has other code than this process has met; it is read again if it was written."
+    stamp, source = _sources[file]
+    if _stamp(file) == stamp:
+        return False
+    return without_comments(file.read_text(encoding='utf-8')) != without_comments(source)
 
 
 def check_unchanged():
     "Raise RuntimeError if a loaded module of the library is no longer what its file says."
     for name, m in list(sys.modules.items()):
         file = Path(getattr(m, '__file__', None) or '') if name.startswith(f'{PACKAGE}.') else None
-        if file in _sources and without_comments(file.read_text(encoding='utf-8')) != without_comments(_sources[file]):
+        if file in _sources and _is_changed(file):
             raise RuntimeError(
                 f'{file} has changed since this process began, and what is computed here would be kept as the work '
                 'of the new code: start the process (or the kernel) again'

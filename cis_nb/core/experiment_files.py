@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'chapter_settings',
-           'skipped_by_tests', 'Experiment', 'experiment_files', 'experiments', 'receipt_path', 'parameters',
-           'collect_parameters']
+           'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code', 'all_code', 'experiment_files',
+           'experiments', 'receipt_path', 'parameters', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -13,10 +13,13 @@ import json
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 import yaml
+from .code import package_files
 from .parameters import checked
-from .store import project_root
+from .store import fingerprint, project_root, stored
 from .. import api
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #9767667b
@@ -130,7 +133,7 @@ class Experiment:
     defaults: dict  # what the notebook says; None for a page without parameters
     needs: tuple = ()  # experiments that must have run before
     all_cores: bool = False
-    names: frozenset = frozenset()  # words of its parameters, and of those of all that it needs
+    names: frozenset = frozenset()  # its method, words of its parameters, and the names of all that it needs
     before: tuple = ()  # all that it needs, directly or through others: of Experiment, by name
 
     @property
@@ -156,6 +159,47 @@ def _config_of(given: dict, file: Path) -> type:
     except ValueError as e:
         raise ValueError(f'{file}: {e}') from None
 
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #6d2689ef
+@lru_cache(maxsize=None)
+def _file_hash(file: Path, size: int, mtime: int) -> str:
+    return fingerprint(file)
+
+
+def file_hash(file: Path) -> str:
+    "The fingerprint of a file; a process reads it once, unless it was written since."
+    return _file_hash(file, file.stat().st_size, file.stat().st_mtime_ns)
+
+
+def installed_code(names) -> dict:  # file -> source
+    "The packages that register one of `names`, or any of a kind where `every KIND` is among them."
+    added = [(kind, name, place) for kind in api.REGISTRY for name, place in api.installed(kind).items()]
+    places = {place.partition(':')[0] for kind, name, place in added if {name, f'every {kind}'} & names}
+    return {file: code for place in sorted(places) for file, code in package_files(place).items()}
+
+
+def all_code() -> list:  # of hashes
+    "The code of this library and of all packages that add to its registries."
+    own = sorted(Path(find_spec('cis_nb').origin).parent.rglob('*.py'))
+    return [*map(file_hash, own), fingerprint(installed_code({f'every {kind}' for kind in api.REGISTRY}))]
+
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #b69ee4e0
+def _check_training(given: dict, known: dict, file: Path) -> dict:
+    "The method of a training and all its defaults; ValueError or TypeError for a faulty parameter."
+    config = _config_of(known | given, file)
+    known = {k: f.default for k, f in config.model_fields.items()} | known
+    api.configure(config, checked(given, known, str(file)), str(file))
+    return dict(method=api.resolve_method(known | given), defaults=known)
+
+
+def _checked_training(given: dict, known: dict, file: Path) -> dict:
+    "The same, from the store where it has been checked."
+
+    def build(folder):
+        (folder / 'checked.json').write_text(json.dumps(_check_training(given, known, file)), encoding='utf-8')
+
+    folder = stored('parameters', file.stem, dict(given=given, known=known), build, all_code())
+    return json.loads((folder / 'checked.json').read_text(encoding='utf-8'))
+
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #2d97c41e
 def _experiment(profile: str, file: Path, data: str) -> Experiment:
     "Read one parameter file and hold it against its notebook."
@@ -174,12 +218,11 @@ def _experiment(profile: str, file: Path, data: str) -> Experiment:
         )
     if data and 'data' in (known or {}):
         given['data'] = data
+    method = set()
     if known and 'method' in known:  # a training: its method has parameters of its own
-        config = _config_of(known | given, file)
-        known = {k: f.default for k, f in config.model_fields.items()} | known
+        training = _checked_training(given, known, file)
+        known, method = training['defaults'], {training['method']}
     full = checked(given, known or {}, str(file))
-    if known and 'method' in known:
-        api.configure(config, full, str(file))
     said = chapter_settings()['chapters'].get(chapter) or {}
     return Experiment(
         profile,
@@ -190,6 +233,7 @@ def _experiment(profile: str, file: Path, data: str) -> Experiment:
         known,
         tuple(said.get('needs', ())),
         said.get('all_cores', False),
+        frozenset(method),
     )
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #fb5d4832
@@ -210,8 +254,7 @@ def _texts(value) -> list:
 def _names(e: Experiment) -> frozenset:
     "The words in the parameters of an experiment, and the method that they mean."
     params = (e.defaults or {}) | e.params
-    words = {word for text in _texts(params) for word in re.findall(r'\w+', text)}
-    return frozenset(words | ({api.resolve_method(params)} if 'method' in params else set()))
+    return e.names | {word for text in _texts(params) for word in re.findall(r'\w+', text)}
 
 
 def _with_needs(e: Experiment, found: dict) -> Experiment:

@@ -22,7 +22,7 @@ from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone
 from ..core.code import loader_version
 from ..core.store import fingerprint
-from ..data.augmentation import stored_size
+from ..data.augmentation import cut_rectangles, stored_size
 from ..data.image_sources import ImageSource
 from ..data.products import LRVSF_CATEGORIES, ProductPairs, white_square, white_squares
 from cis_nb.methods.combiner import (
@@ -36,7 +36,7 @@ from cis_nb.methods.combiner import (
     read_combiner,
     save_combiner,
 )
-from .condvit import ProductsConfig, ProductStream, cut_crops, training_products
+from .condvit import ProductsConfig, ProductStream, training_products
 from ..training.validation import RetrievalValidation
 
 # %% ../../nbs/04b_methods/10_combiner_products.ipynb #28f2c113
@@ -145,7 +145,7 @@ def prepare(self: ProductCombinerTraining, ids, rng) -> tuple:
     wanted = [self.rows[p.target] for p in drawn] + [self.rows[p.reference] for p in drawn]
     seen = torch.from_numpy(np.asarray(self.array[wanted]))
     if self.live:
-        seen = cut_crops(seen, [*simple, *complex], self.backbone.image_size)
+        seen = cut_rectangles(seen, [*simple, *complex], self.backbone.image_size)
     texts = [p.category if self.condition == 'category' else p.caption for p in drawn]
     return seen, texts if self.words is None else self.words[texts]
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PUBLISHED_TEXT_MODEL', 'SentenceTexts', 'text_reader', 'CondViTMethod', 'published_name', 'published_condvit',
-           'draw_crop', 'cut_crops', 'ProductStream', 'product_task', 'CondViTTraining', 'read_run', 'load_condvit',
+           'draw_crop', 'ProductStream', 'product_task', 'CondViTTraining', 'read_run', 'load_condvit',
            'ProductsConfig', 'CondViTConfig', 'training_products', 'CondViTPlugin']
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #31d6a391
@@ -36,7 +36,7 @@ from ..backbones.loading import load_backbone
 from ..backbones.weights import BACKBONES
 from ..core.parameters import one_of, pick_device
 from ..core.store import fingerprint
-from ..data.augmentation import stored_size
+from ..data.augmentation import cut_rectangles, stored_size
 from ..data.products import ProductPairs, packed_source, white_squares, without_words
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad, info_nce
@@ -215,16 +215,6 @@ def draw_crop(rng, area=(0.8, 1.0), ratio=(3 / 4, 4 / 3)) -> tuple:  # centre x,
     x, y = rng.uniform(-1, 1, 2) * (1 - w, 1 - h)
     return float(x), float(y), w * (-1 if rng.random() < 0.5 else 1), h
 
-# %% ../../nbs/04b_methods/08_condvit.ipynb #2967f705
-def cut_crops(images, crops, size: int) -> torch.Tensor:  # (B,3,S,S) uint8, B crops -> (B,3,size,size) uint8
-    "Rectangles of squares, scaled to squares bilinearly; a negative width mirrors."
-    x, y, w, h = torch.tensor(crops, dtype=torch.float32).T
-    zero = torch.zeros_like(x)
-    theta = torch.stack([torch.stack([w, zero, x], 1), torch.stack([zero, h, y], 1)], 1)  # (B,2,3)
-    grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
-    out = F.grid_sample(images.float(), grid, align_corners=False, padding_mode='border')
-    return out.round().clamp(0, 255).byte()
-
 # %% ../../nbs/04b_methods/08_condvit.ipynb #7bf4e2bd
 class ProductStream:
     "The order of a training: each product once an epoch, whole batches only, every draw a function of its place."
@@ -332,7 +322,7 @@ def prepare(self: CondViTTraining, ids, rng) -> tuple:
     "A batch: simple, then complex images (2B,3,H,H) uint8, and conditions; `rng` is not used, a place decides."
     drawn, simple, complex = zip(*(self.data.draw(int(i)) for i in ids))
     wanted = [self.rows[p.target] for p in drawn] + [self.rows[p.reference] for p in drawn]
-    pixels = cut_crops(torch.from_numpy(self.squares[wanted]), [*simple, *complex], self.image_size)
+    pixels = cut_rectangles(torch.from_numpy(self.squares[wanted]), [*simple, *complex], self.image_size)
     return pixels, self._condition(list(drawn))
 
 

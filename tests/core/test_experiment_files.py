@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cis_nb.core import experiment_files
 from cis_nb.core.experiment_files import (
     collect_parameters,
     defaults,
@@ -136,3 +137,15 @@ def test_a_mistake_in_the_file_of_a_training_names_the_file(given, said, project
     project.write('params/quick/05_train.yaml', given)
     with pytest.raises(ValueError, match=f'params/quick/05_train.yaml: {said}'):
         experiments('quick')
+
+
+def test_parameters_of_a_training_are_checked_once_for_each_state(tmp_path, monkeypatch):
+    "The check imports the method; what it found is read from the store until parameters or code change."
+    checks, check = [], experiment_files._check_training
+    monkeypatch.setattr(experiment_files, '_check_training', lambda *a: checks.append(a) or check(*a))
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    one, two = (experiments('quick', name='05_train.combiner')['05_train.combiner'] for _ in range(2))
+    assert one == two and len(checks) == 1 and 'combiner' in one.names and one.defaults['tau'] == two.defaults['tau']
+    monkeypatch.setattr(experiment_files, 'all_code', lambda: ['other'])
+    experiments('quick', name='05_train.combiner')
+    assert len(checks) == 2
