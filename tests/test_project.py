@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from projects import ROOT
+from cis_nb import api
 from cis_nb.book import runner, site
 from cis_nb.core.experiment_files import (
     chapter_settings,
@@ -26,6 +27,7 @@ from cis_nb.core.experiment_files import (
     tags,
 )
 from cis_nb.experiments import claims
+from cis_nb.experiments.entries import training_config
 
 NOTEBOOKS = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 MODULES = [p for p in sorted((ROOT / 'cis_nb').rglob('*.py')) if p.name != '_modidx.py' and 'assets' not in p.parts]
@@ -480,6 +482,83 @@ def test_the_map_names_experiments_that_exist_or_what_is_waited_for():
         assert not r.numbers or (ROOT / 'cis_nb' / 'paper' / f'{r.numbers}.csv').exists(), (
             f'{r.paper} {r.item}: {r.numbers}.csv'
         )
+
+
+def printed_rows(experiment) -> set:  # of (row, backbone) in the tables of LRVS-F
+    "The rows of printed tables that an experiment on LRVS-F makes."
+    p = experiment.defaults | experiment.params
+    trainings = [*p.get('trainings', []), *([p['training']] if 'training' in p else [])]
+    configs = [training_config(name) for name in trainings]
+    variants = {api.get('method', c.method).variant(c) for c in configs}
+    rows = {api.method_style(v).paper_row for v in variants}
+    rows |= {'frozen CLIP'} if 'image_only' in p.get('methods', []) else set()
+    rows |= {'ViT + category-filtered gallery'} if 'vit_products' in p.get('filtered', []) else set()
+    return {(row, p['backbone']) for row in rows}
+
+
+def test_each_row_of_a_printed_table_is_made_at_paper_scale_or_waited_for(monkeypatch):
+    monkeypatch.setenv('CIS_PROFILE', 'paper')
+    known, tables = experiments('paper'), ('lrvsf_table1', 'lrvsf_table2', 'lrvsf_table5')
+    for row in [r for r in site.paper_map().itertuples() if r.numbers in tables]:
+        made = set().union(*(printed_rows(known[name]) for _, name in site.made_by(row._replace(here=row.scale))))
+        t = pd.read_csv(ROOT / 'cis_nb' / 'paper' / f'{row.numbers}.csv', dtype=str, keep_default_na=False)
+        for method, printed in set(zip(t.method, t.backbone)):
+            tower = printed.lower().replace('clip ', '').replace('-', '_').replace('/', '')
+            backbones = {b for m, b in made if m == method}
+            awaited = re.split('[ -]', method)[0] in row.waits
+            assert awaited or (tower in backbones if tower else backbones), f'{row.numbers}: {method} {printed}'
+
+
+DRAWN_BY = dict(  # number of a figure -> what its pages call to draw it, as a regular expression
+    genecis={
+        '1': 'condition_strip',
+        **dict.fromkeys(['2', '7', '8', '9', '10'], 'gallery_examples'),
+        '3': 'condition_figure',
+        '4': 'diagram',
+        '5': 'size_figure',
+        '6': 'recall_figure',
+        '11': 'won_strips',
+        '12': 'failure_strips',
+        '13': 'show_triplets',
+    },
+    lrvsf={
+        '1': 'show_grid',
+        '2': 'collection_figure',
+        '3': 'sample_row',
+        '4': 'token_path',
+        '5': 'distractor_figure',
+        '6': 'request_strips',
+        '7': 'sample_row',
+        '8': r'ax\.bar',
+        '9': 'depth_figure',
+        '10': 'worst_rows',
+        '11': 'attention_figure',
+        '12': 'component_figure',
+        '13': 'category_area_figure',
+        '14': 'area_figure',
+        '15': 'condition_rows',
+        '16': 'request_strips',
+    },
+    lincir={
+        '1': 'cost_figure',
+        '4': 'cost_figure',
+        'A.1': 'show_grid|gallery_examples',
+        'B.2': 'norm_figure',
+        'C.1': 'strips',
+    },
+)
+
+
+def test_each_figure_of_the_map_is_drawn_on_its_pages():
+    figures = [r for r in site.paper_map().itertuples() if r.item.startswith('Figure') and r.here]
+    made = {(r.paper, r.item.removeprefix('Figure ')) for r in figures}
+    assert made == {(paper, number) for paper, of in DRAWN_BY.items() for number in of}
+    for r in figures:
+        draws = DRAWN_BY[r.paper][r.item.removeprefix('Figure ')]
+        for _, name in site.made_by(r):
+            page = notebooks()[name.split('.')[0]]
+            text = '\n'.join(c['source'] for c in code_cells(read_notebook(page)))
+            assert re.search(rf'(?<!def )(?<![\w.])(?:{draws})\(', text), f'{r.paper} {r.item}: {draws} in {page}'
 
 
 PLANNED = {  # chapters that are not written yet

@@ -18,6 +18,7 @@ from fastcore.basics import patch
 from PIL import Image
 from open_clip.transform import image_transform_v2, PreprocessCfg
 from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torch.nn.attention import sdpa_kernel, SDPBackend
 from .features import Features, image_features
@@ -105,16 +106,16 @@ class ImageTower:
     @property
     def blocks(self):
         "The vision transformer's blocks; ValueError for a tower that has none or does not open them."
-        if hasattr(self.visual, 'trunk'):
+        if self._plain_trunk:
             return self.visual.trunk.blocks
         if hasattr(self.visual, 'transformer'):
             return self.visual.transformer.resblocks
         raise self._closed()
 
     def tokens(self, pixels) -> torch.Tensor:  # (B,3,H,H) -> (B,1+P,C)
-        "Class token and patches as they enter the first block; ValueError as for `blocks`."
+        "Class token, if there is one, and patches as they enter the first block; ValueError as for `blocks`."
         pixels, v = pixels.to(self.device, self.dtype), self.visual
-        if hasattr(v, 'trunk'):
+        if self._plain_trunk:
             return v.trunk.norm_pre(v.trunk._pos_embed(v.trunk.patch_embed(pixels)))
         if hasattr(v, 'transformer'):
             return v._embeds(pixels)
@@ -123,15 +124,25 @@ class ImageTower:
     def head(self, tokens) -> torch.Tensor:  # (B,1+P,C) -> (B,D)
         "Features from the tokens that leave the last block; ValueError as for `blocks`."
         v = self.visual
-        if hasattr(v, 'trunk'):
+        if self._plain_trunk:
             return v.head(v.trunk.forward_head(v.trunk.norm(tokens)))
         if hasattr(v, 'transformer'):
             return v._pool(tokens)[0] @ v.proj
         raise self._closed()
 
+    @property
+    def _plain_trunk(self) -> bool:
+        "Whether it is a ViT of timm whose blocks read tokens alone: no rotary or relative positions."
+        return isinstance(getattr(self.visual, 'trunk', None), TimmViT)
+
     def _closed(self) -> ValueError:
-        kind = type(self.visual).__name__
-        return ValueError(f'image tower: a {kind} has no blocks that can be run one by one; use a CLIP with a ViT')
+        kind, trunk = type(self.visual).__name__, getattr(self.visual, 'trunk', None)
+        if trunk is not None:
+            kind = f'{type(trunk).__name__} ({trunk.pretrained_cfg.get("architecture", "timm")})'
+        return ValueError(
+            f'image tower: a {kind} has no blocks that can be run one by one on tokens alone; use a CLIP with a plain '
+            'ViT, such as ViT-B-16, ViT-B-16-SigLIP or ViTamin-B; EVA and PE have rotary positions'
+        )
 
 # %% ../../nbs/04a_backbones/02_clip.ipynb #229511e6
 @torch.no_grad()

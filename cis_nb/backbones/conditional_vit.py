@@ -37,8 +37,8 @@ def tower_widths(tower: ImageTower) -> tuple:  # (int, int)
     if not len(tower.blocks):
         raise ValueError('image tower: it has no blocks')
     if hasattr(v, 'trunk'):
-        linear = [m for m in v.head.modules() if isinstance(m, nn.Linear)]
-        return v.trunk.embed_dim, linear[-1].out_features
+        linear = [m for head in (v.trunk.head, v.head) for m in head.modules() if isinstance(m, nn.Linear)]
+        return v.trunk.embed_dim, linear[-1].out_features if linear else v.trunk.num_features
     return v.transformer.width, v.proj.shape[1]
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #9e54a685

@@ -1,7 +1,10 @@
 "The conditional ViT: sizes and token order of the published models, insertion depths, conditions of the wrong kind."
 
 import pytest
+import timm
 import torch
+from open_clip.factory import get_model_config
+from open_clip.model import _build_vision_tower
 from cis_nb import train as T
 from cis_nb.backbones import conditional_vit as V
 from cis_nb.backbones.loading import load_backbone
@@ -66,6 +69,59 @@ def test_without_a_condition_it_is_the_vit(condition, tiny):
         torch.testing.assert_close(net(x), visual(x), atol=1e-6, rtol=0)
         net = V.conditional_vit(tiny, condition=condition, text_width=20).eval()
         torch.testing.assert_close(net(x), tiny.encode_image(x), atol=1e-6, rtol=0)
+
+
+SMALL = {  # how a family of open_clip is built here: changes of its configuration, and of its trunk in timm
+    'ViT-B-32': (dict(width=128, layers=2, patch_size=16, image_size=64), {}),
+    'ViT-L-14-CLIPA': (dict(width=128, layers=2, patch_size=16, image_size=64), {}),  # mean of the patches
+    'coca_ViT-B-32': (dict(width=128, layers=2, patch_size=16, image_size=64), {}),  # attention pooling
+    'ViT-B-16-SigLIP': ({}, dict(embed_dim=64, depth=2, num_heads=2)),  # attention pooling, no class token, no head
+    'MobileCLIP-B': ({}, dict(depth=2)),  # convolutions in front of the blocks, the head in the trunk
+    'ViTamin-S': ({}, {}),
+    'vit_medium_patch16_gap_256': ({}, dict(depth=2)),  # mean of the patches
+}
+CLOSED = dict(
+    convnext_base='ConvNeXt',
+    swin_base_patch4_window7_224='SwinTransformer',
+    vit_relpos_medium_patch16_cls_224='VisionTransformerRelPos',
+    RN50='ModifiedResNet',
+)
+CLOSED |= {'EVA02-B-16': r'Eva \(eva02_base', 'PE-Core-T-16-384': 'Eva', 'MobileCLIP-S1': 'FastVit'}
+
+
+def tower_of(name, monkeypatch, change=None, trunk=None):
+    "The image tower of a model of open_clip with random weights."
+    cfg = get_model_config(name)
+    vision = cfg['vision_cfg'] | dict(timm_model_pretrained=False) | (change or {})
+    whole = timm.create_model
+    monkeypatch.setattr(timm, 'create_model', lambda *a, **kw: whole(*a, **kw | (trunk or {})))
+    visual = _build_vision_tower(cfg['embed_dim'], vision, cfg.get('quick_gelu', False)).eval()
+    visual.preprocess_cfg = dict(size=vision.get('image_size', 224))
+    return visual
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_every_plain_vit_of_open_clip_can_be_conditioned(name, monkeypatch):
+    torch.manual_seed(0)
+    visual = tower_of(name, monkeypatch, *SMALL[name])
+    net, side = V.CondViT(visual).eval(), visual.preprocess_cfg['size']
+    x = torch.randn(2, 3, side, side)
+    with torch.no_grad():
+        plain = visual(x)[0] if isinstance(visual(x), tuple) else visual(x)
+        torch.testing.assert_close(net(x), plain, atol=1e-6, rtol=1e-5)
+        assert net.D == plain.shape[1]
+    asked = net(x, torch.tensor([3, 8]))
+    asked.sum().backward()
+    moved = net.c_embedding.weight.grad.abs().sum(1) > 0
+    assert moved.nonzero().flatten().tolist() == [3, 8] and not torch.equal(asked, plain)
+
+
+@pytest.mark.parametrize('name', CLOSED)
+def test_a_tower_whose_blocks_need_more_than_tokens_is_refused(name, monkeypatch):
+    with torch.device('meta'):
+        visual = tower_of(name, monkeypatch)
+    with pytest.raises(ValueError, match=f'a {CLOSED[name]}.* has no blocks that can be run .* such as ViT-B-16'):
+        V.CondViT(visual)
 
 
 @pytest.mark.parametrize('depth', [1, 2, 3])

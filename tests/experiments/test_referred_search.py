@@ -3,6 +3,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from condvit_files import published_shapes, random_file
+from lrvsf_files import Hand, MadeUp
 
 from cis_nb import api
 from cis_nb.api import Unsolved
@@ -10,6 +12,7 @@ from cis_nb.backbones.conditional_vit import conditional_vit
 from cis_nb.backbones.features import TextMemory
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
+from cis_nb.core.experiment_files import experiments
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, UNTESTED
 from cis_nb.experiments.comparison import verdict
@@ -31,11 +34,14 @@ from cis_nb.experiments.referred_search import (
     paper_table,
     rank_referred,
     referred_evidence,
+    referred_rivals,
+    run_referred,
     size_slopes,
     slope_interval,
     visible_areas,
 )
 from cis_nb.experiments.pseudo_words import TunedFusion
+from cis_nb.methods import condvit as condvit_module
 from cis_nb.methods.condvit import CondViTMethod
 from cis_nb.world.lrvsf import LRVSF_SIDE, split_products, visible_boxes_of, worn_address
 
@@ -171,6 +177,25 @@ def test_trainings_answer_with_a_prompt_and_see_crops(model, tmp_path, monkeypat
         (f'vit_products_{crop}', seed) for seed in (0, 1) for crop in ('detector_crop', 'true_box_crop')
     ]
     assert len({c.method.fingerprint for c in crops}) == 4
+
+
+@pytest.mark.e2e  # networks of the published size
+def test_published_checkpoints_are_ranked_on_files_of_the_published_layout(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    monkeypatch.setenv('CIS_DATA', str(tmp_path))
+    Hand(products=3, distractors=2).write(tmp_path / 'lrvsf')
+    e = experiments('paper', name='06_evaluation/lrvsf.published')['06_evaluation/lrvsf.published']
+    p = e.defaults | e.params | dict(backbone='tiny_xs', device='cpu', first_step=1)
+    with pytest.raises(FileNotFoundError, match='condvit-b16-cat.safetensors is missing; Get it from https://hugging'):
+        run_referred(p, referred_rivals(p))
+    random_file(tmp_path / 'condvit-b16-cat.safetensors', published_shapes(16, True))
+    random_file(tmp_path / 'condvit-b16-txt.safetensors', published_shapes(16, False))
+    monkeypatch.setattr(condvit_module, 'SentenceTexts', lambda *_: MadeUp(dim=768))
+    run = run_referred(p, referred_rivals(p))
+    assert run.titles['condvit_category'] == 'CondViT (category), vit_b16' and run.steps == [0, 1, 2]
+    ranked = run.per_query.groupby('method').task.unique().map(list)
+    assert ranked.condvit_category == ['category'] and ranked.condvit_text == ['text'] and 'image_only' in ranked
+    assert (run.per_query.groupby(['method', 'task', 'distractors']).size() == 3).all()
 
 
 def test_evidence_says_by_how_much_condvit_leads():
