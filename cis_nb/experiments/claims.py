@@ -11,9 +11,10 @@ __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'DATA', 'TESTED', 'TESTING_PAGE', 
            'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'spread', 'has_released_templates',
            'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
            'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
-           'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun', 'templates_folder', 'judge_book',
+           'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'templates_folder', 'judge_book',
            'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines', 'with_markup', 'tested_claims',
-           'certain_claims', 'claims_forest', 'claims_tested_elsewhere', 'waiting_claims']
+           'judged_lines', 'claims_by_paper', 'certain_claims', 'claims_forest', 'claims_tested_elsewhere',
+           'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -50,6 +51,7 @@ from ..core.parameters import checked
 from ..core.plotting import color, forest, page
 from ..core.report import show_table
 from ..core.store import project_root
+from ..data.datasets import data_title
 from .composed_retrieval import run_composed
 from .genecis import GenecisRun, run_genecis
 
@@ -575,6 +577,14 @@ class JudgedRun:
     run: GenecisRun
     params: dict  # of the evaluation
     small: bool  # made here, because the evaluation has no receipt
+    sources: dict  # claim -> the experiment that it is judged by and on what, in words
+
+
+def tested_on(experiment: str, params: dict) -> str:
+    "An experiment with its backbones and data, in words."
+    data, given = params.get('data', 'world'), params.get('backbones') or [params.get('backbone', '')]
+    backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
+    return f'{experiment}; {backbones}{data_title(data, data)}'
 
 
 def templates_folder(run: GenecisRun, params: dict):
@@ -591,10 +601,15 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     params = checked(receipt['params'] if receipt else {}, known, evaluation)
     run = run_genecis(params)
     composed_run = run_composed(composed['params']) if composed else None
-    receipts = [r for name in others if (r := sibling_receipt(name))]
-    evidence = {claim: found for r in receipts for claim, found in r.get('evidence', {}).items()}
+    receipts = {name: r for name in others if (r := sibling_receipt(name))}
+    evidence = {claim: found for r in receipts.values() for claim, found in r.get('evidence', {}).items()}
     verdicts = judge(run, templates_folder(run, params), composed_run, evidence)
-    return JudgedRun(verdicts, run, params, small=not receipt)
+    made_here = '' if receipt else 'a small evaluation made here, since there is no receipt of '
+    sources = dict.fromkeys(tests(run, ''), tested_on(made_here + evaluation, params))
+    if composed:
+        sources['G12'] = tested_on(composed_sets, composed['params'])
+    sources |= {claim: tested_on(name, r['params']) for name, r in receipts.items() for claim in r.get('evidence', {})}
+    return JudgedRun(verdicts, run, params, not receipt, sources)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ba879a6b
 VERDICT_FILLS = {
@@ -675,6 +690,23 @@ def tested_claims(verdicts: pd.DataFrame, under: list, title='Claims tested on t
     rows = t.assign(here=here)[['id', 'claim', 'printed', 'here', 'verdict']]
     rows.columns = ['id', 'claim', 'in the paper', 'this run: differences in points', 'verdict']
     return with_markup(show_table(rows, title, under))
+
+
+def judged_lines(verdicts: pd.DataFrame, sources: dict) -> list:
+    "The claims of `verdicts` by what they are judged on, one line for each experiment of `sources` (of `JudgedRun`)."
+    by_source = verdicts[verdicts.id.isin(sources)].groupby(verdicts.id.map(sources), sort=False).id
+    return [f'Judged by {source}: {", ".join(ids)}.' for source, ids in by_source]
+
+
+def claims_by_paper(verdicts: pd.DataFrame, sources: dict, protocols: str) -> list:  # of HTML
+    "A table of tested claims for each paper, each with what it is judged on; `protocols`: those of GeneCIS."
+    tables = []
+    for paper, title in PAPERS.items():
+        mine = verdicts[(verdicts.paper == paper) & verdicts.verdict.isin(JUDGED_HERE)]
+        if len(mine):
+            under = [protocols] * (paper == 'genecis') + judged_lines(mine, sources)
+            tables.append(tested_claims(mine, under, f'{title}: claims tested on this run'))
+    return tables
 
 
 def certain_claims(verdicts: pd.DataFrame) -> HTML:
