@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'DATA', 'TESTED', 'TESTING_PAGE', 'LACKS_DATA', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED',
            'CERTAIN', 'GENERAL', 'VERDICT_FILLS', 'JUDGED_HERE', 'LINE_BREAK', 'BOLD', 'claims', 'by_claim',
-           'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'line_in_words',
-           'effect', 'unless_refuted', 'with_role', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three',
-           'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere', 'image_catches_up',
-           'mined_leads_on_cirr', 'solutions_win', 'spread', 'has_released_templates', 'on_templates', 'sizes',
-           'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric',
-           'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge',
-           'sibling_receipt', 'JudgedRun', 'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding',
-           'verdict_bars', 'comparison_lines', 'with_markup', 'tested_claims', 'certain_claims', 'claims_forest',
-           'claims_tested_elsewhere', 'waiting_claims']
+           'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up',
+           'line_in_words', 'effect', 'unless_refuted', 'with_role', 'judge_evidence', 'sum_beats_parts',
+           'sum_beats_parts_on_three', 'type_hurts', 'strongest', 'mined_is_best', 'mined_leads_everywhere',
+           'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'spread', 'has_released_templates',
+           'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
+           'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
+           'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'templates_folder', 'judge_book',
+           'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines', 'with_markup', 'tested_claims',
+           'judged_lines', 'claims_by_paper', 'certain_claims', 'claims_forest', 'claims_tested_elsewhere',
+           'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -33,6 +34,7 @@ from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED
 from cis_nb.experiments.comparison import (
+    TOO_FEW,
     read_printed,
     compare,
     hits,
@@ -49,6 +51,7 @@ from ..core.parameters import checked
 from ..core.plotting import color, forest, page
 from ..core.report import show_table
 from ..core.store import project_root
+from ..data.datasets import data_title
 from .composed_retrieval import run_composed
 from .genecis import GenecisRun, run_genecis
 
@@ -156,22 +159,33 @@ def all_hold(
     said = [verdict(c) for c in comparisons]
     if 'worse' in said:
         return 'not reproduced'
+    if TOO_FEW in said:
+        return TOO_FEW
     return 'reproduced' if said and set(said) == {'better'} else 'undecided'
 
 
+def rounded_up(n: int) -> str:
+    "A number of queries with two digits that count, never below `n`."
+    step = 10 ** max(0, len(str(n)) - 2)
+    return f'{-(-n // step) * step:,}'
+
+
 def line_in_words(c: dict) -> str:
-    "One line of evidence: the difference with its interval, and what its role is."
+    "One line of evidence: what was measured with its interval, what is asked of it, and what its role is."
     if c.get('role') == UNTESTED:
         return f'not tested: {c["what"]}'
-    diff, low, high = (f'{c[key]:+.1f}'.replace('-', '−') for key in ('diff', 'low', 'high'))
-    words = f'{c["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
+    shown = c.get('measured', c)  # the lines of a value between two bounds are distances to the bounds
+    diff, low, high = (f'{shown[key]:+.1f}'.replace('-', '−') for key in ('diff', 'low', 'high'))
+    words = f'{shown["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
+    words += f'; asked: {c["asked"]}' if 'asked' in c else ''
+    words += f'; {TOO_FEW}, about {rounded_up(c["needed"])} are needed' if verdict(c) == TOO_FEW else ''
     before = 'this book’s own comparison, ' if c.get('role') == OWN_COMPARISON else ''
     return before + words + (', by construction' if c.get('role') == BY_CONSTRUCTION else '')
 
 
 def effect(comparisons: list) -> str:
-    "Differences with their intervals, in words."
-    return '; '.join(map(line_in_words, comparisons))
+    "Differences with their intervals, in words; lines that read the same are one."
+    return '; '.join(dict.fromkeys(map(line_in_words, comparisons)))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #54009842
 CERTAIN = 'by construction or arithmetic'  # a verdict: no data can refute the claim
@@ -563,6 +577,14 @@ class JudgedRun:
     run: GenecisRun
     params: dict  # of the evaluation
     small: bool  # made here, because the evaluation has no receipt
+    sources: dict  # claim -> the experiment that it is judged by and on what, in words
+
+
+def tested_on(experiment: str, params: dict) -> str:
+    "An experiment with its backbones and data, in words."
+    data, given = params.get('data', 'world'), params.get('backbones') or [params.get('backbone', '')]
+    backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
+    return f'{experiment}; {backbones}{data_title(data, data)}'
 
 
 def templates_folder(run: GenecisRun, params: dict):
@@ -579,23 +601,29 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     params = checked(receipt['params'] if receipt else {}, known, evaluation)
     run = run_genecis(params)
     composed_run = run_composed(composed['params']) if composed else None
-    receipts = [r for name in others if (r := sibling_receipt(name))]
-    evidence = {claim: found for r in receipts for claim, found in r.get('evidence', {}).items()}
+    receipts = {name: r for name in others if (r := sibling_receipt(name))}
+    evidence = {claim: found for r in receipts.values() for claim, found in r.get('evidence', {}).items()}
     verdicts = judge(run, templates_folder(run, params), composed_run, evidence)
-    return JudgedRun(verdicts, run, params, small=not receipt)
+    made_here = '' if receipt else 'a small evaluation made here, since there is no receipt of '
+    sources = dict.fromkeys(tests(run, ''), tested_on(made_here + evaluation, params))
+    if composed:
+        sources['G12'] = tested_on(composed_sets, composed['params'])
+    sources |= {claim: tested_on(name, r['params']) for name, r in receipts.items() for claim in r.get('evidence', {})}
+    return JudgedRun(verdicts, run, params, not receipt, sources)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ba879a6b
 VERDICT_FILLS = {
     'reproduced': 'green',
     'not reproduced': 'red',
     'undecided': 'orange',
+    TOO_FEW: '#f5d76e',
     CERTAIN: '#a8d5b5',
     IN_FULL: '#8899aa',
     NOT_HERE: 'grey',
     'waits for a chapter': '#dddddd',
     'waits for data or weights': '#bbccdd',
 }  # verdict -> fill of its bar
-JUDGED_HERE = list(VERDICT_FILLS)[:3]  # the verdicts that a comparison gives
+JUDGED_HERE = list(VERDICT_FILLS)[:4]  # the verdicts that a comparison gives
 
 
 def verdict_counts(verdicts: pd.DataFrame) -> pd.DataFrame:  # one row a paper, one column a verdict
@@ -621,7 +649,7 @@ def verdict_bars(counts: pd.DataFrame):
     left = np.zeros(len(counts))
     for v, fill in VERDICT_FILLS.items():
         bars = ax.barh([PAPERS[p] for p in counts.index], counts[v], left=left, color=color(fill), label=v, height=0.62)
-        ink = 'k' if v.startswith('waits') or v in ('undecided', CERTAIN) else 'w'
+        ink = 'k' if v.startswith('waits') or v in ('undecided', TOO_FEW, CERTAIN) else 'w'
         labels = [str(n) if n else '' for n in counts[v]]
         ax.bar_label(bars, labels, label_type='center', fontsize=9, color=ink)
         left += counts[v].to_numpy()
@@ -641,11 +669,12 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
     "An outcome, one comparison a line; judged comparisons that are not better stand between two `BOLD`."
     if not comparisons:
         return LINE_BREAK.join(outcome.split('; '))
-    lines = []
+    holds = {}  # line -> do all comparisons that it stands for hold?
     for c in comparisons:
-        text = effect([c]).removesuffix(' points')
-        holds = verdict_of_claim == 'reproduced' or 'role' in c or verdict(c) == 'better'
-        lines.append(text if holds else f'{BOLD}{text}{BOLD}')
+        text = effect([c]).replace('] points', ']')
+        good = verdict_of_claim == 'reproduced' or 'role' in c or verdict(c) == 'better'
+        holds[text] = holds.get(text, True) and good
+    lines = [text if good else f'{BOLD}{text}{BOLD}' for text, good in holds.items()]
     return outcome.removesuffix(effect(comparisons)) + LINE_BREAK.join(lines)
 
 
@@ -661,6 +690,23 @@ def tested_claims(verdicts: pd.DataFrame, under: list, title='Claims tested on t
     rows = t.assign(here=here)[['id', 'claim', 'printed', 'here', 'verdict']]
     rows.columns = ['id', 'claim', 'in the paper', 'this run: differences in points', 'verdict']
     return with_markup(show_table(rows, title, under))
+
+
+def judged_lines(verdicts: pd.DataFrame, sources: dict) -> list:
+    "The claims of `verdicts` by what they are judged on, one line for each experiment of `sources` (of `JudgedRun`)."
+    by_source = verdicts[verdicts.id.isin(sources)].groupby(verdicts.id.map(sources), sort=False).id
+    return [f'Judged by {source}: {", ".join(ids)}.' for source, ids in by_source]
+
+
+def claims_by_paper(verdicts: pd.DataFrame, sources: dict, protocols: str) -> list:  # of HTML
+    "A table of tested claims for each paper, each with what it is judged on; `protocols`: those of GeneCIS."
+    tables = []
+    for paper, title in PAPERS.items():
+        mine = verdicts[(verdicts.paper == paper) & verdicts.verdict.isin(JUDGED_HERE)]
+        if len(mine):
+            under = [protocols] * (paper == 'genecis') + judged_lines(mine, sources)
+            tables.append(tested_claims(mine, under, f'{title}: claims tested on this run'))
+    return tables
 
 
 def certain_claims(verdicts: pd.DataFrame) -> HTML:

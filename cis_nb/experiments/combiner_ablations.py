@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'BY_CONSTRUCTION', 'OWN_COMPARISON', 'UNTESTED', 'TABLE5', 'RelationCorpus',
            'corpus', 'relations_for', 'sampled_triplets', 'OnCorpus', 'train_variant', 'variant_rankings',
-           'sum_rankings', 'slope', 'by_seed', 'claim_evidence', 'format_interval', 'untested', 'within', 'effects',
-           'paper_ablations']
+           'sum_rankings', 'slope', 'by_seed', 'claim_evidence', 'format_interval', 'untested', 'needed_for', 'between',
+           'within', 'within_share', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
 from dataclasses import dataclass
@@ -17,7 +17,14 @@ import pandas as pd
 from ..core.store import fingerprint
 from ..data.image_folders import read_photos
 from ..data.datasets import captions_root, language_tools
-from .comparison import hits, read_printed, task_mean, interval_envelope
+from cis_nb.experiments.comparison import (
+    contrast_seeds,
+    hits,
+    interval_envelope,
+    queries_needed,
+    read_printed,
+    task_mean,
+)
 from .entries import Entry, read_cached
 from .genecis import GenecisTasks
 from .matrix import rank_entries
@@ -173,7 +180,7 @@ def by_seed(per_query, method: str) -> str:
 def claim_evidence(by_seeds: list, what: str, role: str = '') -> dict:
     "Comparisons, one per seed, as a line of evidence for a claim; without a role it is claimed to be positive."
     c = interval_envelope(by_seeds)
-    line = dict(what=what, diff=c['diff'], low=c['low'], high=c['high'])
+    line = dict(what=what) | {k: c[k] for k in ('diff', 'low', 'high', 'n') if k in c}
     return line | dict(role=role) if role else line
 
 
@@ -191,12 +198,43 @@ def untested(what: str) -> dict:
     return dict(what=what, role=UNTESTED)
 
 
+def needed_for(found: list, limit: float) -> dict:  # `needed`, or nothing
+    "For a line of evidence: the number of queries that a limit needs, if those of `found` are too few."
+    needed = queries_needed(found, limit) if all('n' in c for c in found) else 0
+    return dict(needed=needed) if needed else {}
+
+
+def between(found: list, least: float, most: float, what: str) -> list:  # of evidence
+    """That a value lies between two bounds, as two comparisons that must be positive. Both lines have the value itself,
+    `measured`, and the bounds in words, `asked`, for readers."""
+    c = interval_envelope(found)
+    diff, low, high = c['diff'], c['low'], c['high']
+    about = dict(
+        measured=dict(what=what, diff=diff, low=low, high=high), asked=f'{least:g} to {most:g}'.replace('-', '−')
+    )
+    about |= needed_for(found, (most - least) / 2)
+    sign = '−' if least >= 0 else '+'
+    above = dict(what=f'{what} {sign} {abs(least):g}', diff=diff - least, low=low - least, high=high - least)
+    below = dict(what=f'{most:g} − ({what})', diff=most - diff, low=most - high, high=most - low)
+    return [above | about, below | about]
+
+
 def within(found: list, limit: float, what: str) -> list:  # of evidence
     "That a difference is smaller than `limit` points in both directions, as two comparisons that must be positive."
-    c = interval_envelope(found)
-    above = dict(what=f'{what} + {limit:g}', diff=c['diff'] + limit, low=c['low'] + limit, high=c['high'] + limit)
-    below = dict(what=f'{limit:g} − ({what})', diff=limit - c['diff'], low=limit - c['high'], high=limit - c['low'])
-    return [above, below]
+    return between(found, -limit, limit, what)
+
+
+def within_share(per_query, a: str, b: str, share: float, titles: dict, seed: int = 0) -> list:  # of evidence
+    """That R@1 of neither of two methods is below that of the other by more than `share` of it, as two comparisons that
+    must be positive. If both scores were equal, each difference would be `share` of the score: the limit that the
+    number of queries must resolve."""
+    mine = per_query[per_query.method.isin([a, b])]
+    limit, lines = share * hits(mine)[[a, b]].mean().max(), []
+    for x, y in ((a, b), (b, a)):
+        found = contrast_seeds(mine, {x: 1, y: share - 1}, seed=seed)
+        line = claim_evidence(found, f'R@1 {titles[x]} − {1 - share:g} × R@1 {titles[y]}')
+        lines.append(line | needed_for(found, limit))
+    return lines
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #4dcff234
 def effects(

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['UNCONDITIONAL', 'WITHOUT_TOKEN', 'EMPTY_TOKEN', 'TOKEN_VARIANTS', 'TOKEN_HURTS', 'Variant', 'block_name',
-           'depth_variants', 'block_of', 'run_variants', 'run_depth', 'training_note', 'score_cells', 'against',
-           'variant_scores', 'gallery_table', 'depth_figure', 'gallery_figure', 'ablation_forest', 'token_differences',
-           'token_forest', 'opposite', 'early_and_late', 'depth_evidence', 'is_vit_b16', 'token_evidence',
-           'depth_finding', 'token_finding', 'printed_tokens']
+           'depth_variants', 'block_of', 'run_variants', 'run_depth', 'training_note', 'score_cells', 'opposite',
+           'against', 'chance_scores', 'variant_scores', 'gallery_table', 'depth_figure', 'gallery_figure',
+           'ablation_forest', 'token_differences', 'token_forest', 'early_and_late', 'depth_evidence', 'is_vit_b16',
+           'token_evidence', 'depth_finding', 'token_finding', 'printed_tokens']
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #2087d0e6
 from typing import NamedTuple
@@ -17,10 +17,14 @@ import seaborn as sns
 
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, forest, page
-from .combiner_ablations import claim_evidence, untested, within
-from .comparison import format_uncertainty, interval_envelope, over_seeds, verdict
+from .combiner_ablations import claim_evidence, untested, within_share
+from .comparison import format_uncertainty, interval_envelope, over_seeds
+from .entries import Entry
 from cis_nb.experiments.referred_search import (
     ReferredRun,
+    category_chance,
+    condvit_at_start,
+    gallery_among,
     gallery_title,
     leads,
     paper_table,
@@ -72,13 +76,18 @@ def block_of(method: str) -> int:  # 0: none
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #1bbe8a94
 def run_variants(p: dict, variants: dict) -> ReferredRun:  # variants: name -> Variant
-    "LRVS-F by category, or its world, searched by every variant of the training in `p`, once for each of `seeds`."
+    """LRVS-F by category, or its world, searched by every variant of the training in `p`, once for each of `seeds`,
+    and by CondViT before training."""
     changes = {name: v.change for name, v in variants.items()}
     quiet = p | dict(changes=changes, methods=[], trainings=[], filtered=[])
-    run = run_referred(quiet, lambda model, _: train_variants(SweepParameters.of(quiet), model))
+
+    def others(model, _) -> list:
+        return [*train_variants(SweepParameters.of(quiet), model), Entry(condvit_at_start(model))]
+
+    run = run_referred(quiet, others)
     run.per_query = run.per_query[run.per_query.task == 'category']
     run.benchmark.tasks = {'category': run.benchmark.tasks['category']}
-    run.titles = {name: v.title for name, v in variants.items()}
+    run.titles |= {name: v.title for name, v in variants.items()}
     return run
 
 
@@ -107,31 +116,42 @@ def score_cells(results: pd.DataFrame, distractors: int) -> pd.DataFrame:  # by 
     return pd.DataFrame(cells)
 
 
+def opposite(found: list) -> list:
+    "The same comparisons with the two sides exchanged."
+    return [dict(c, diff=-c['diff'], low=-c['high'], high=-c['low']) for c in found]
+
+
 def against(run: ReferredRun, base: str, distractors: int, seed: int = 0) -> dict:  # variant -> comparisons
-    "R@1 of every other variant minus that of `base`, one comparison for each training seed."
-    others = [m for m in run.titles if m != base]
-    return {m: leads(run, m, [base], distractors, seed=seed)[base] for m in others}
+    "R@1 of every other row minus that of `base`, one comparison for each training seed of `base`."
+    found = leads(run, base, [m for m in run.titles if m != base], distractors, seed=seed)
+    return {m: opposite(c) for m, c in found.items()}
+
+
+def chance_scores(run: ReferredRun, distractors: int) -> tuple:  # R@1, Cat@1, in percent
+    "The scores of a gallery in random order, as text."
+    task = run.benchmark.tasks['category']
+    recall, accuracy = 100 / len(gallery_among(task, distractors)), category_chance(task, distractors)
+    return f'{recall:.2f}', f'{accuracy:.1f}'
 
 
 def variant_scores(run: ReferredRun, results: pd.DataFrame, base: str, distractors: int, seed=0) -> pd.DataFrame:
-    "R@1, Cat@1 and the difference in R@1 to `base`, a row for each variant."
+    "R@1, Cat@1 and the difference in R@1 to `base`, a row for each variant, CondViT before training, and chance."
     cells, found = score_cells(results, distractors), against(run, base, distractors, seed)
     rows = []
     for m, title in run.titles.items():
         said = format_differences(found[m]) if m in found else ''
         rows.append({'variant': title, **cells.loc[m], f'R@1 − {run.titles[base]}': said})
-    return pd.DataFrame(rows)
+    chance = dict(zip(cells.columns, chance_scores(run, distractors)))
+    return pd.DataFrame([*rows, {'variant': 'Chance', **chance}]).fillna('')
 
 
 def gallery_table(run: ReferredRun, results: pd.DataFrame) -> pd.DataFrame:
-    "R@1 / Cat@1 of each variant, a column for each gallery of a table, with intervals or the deviation over seeds."
-    cells = {n: score_cells(results, n) for n in table_sizes(run.steps)}
-    return pd.DataFrame(
-        [
-            {'variant': title, **{gallery_title(n): ' / '.join(c.loc[m, ['R@1', 'Cat@1']]) for n, c in cells.items()}}
-            for m, title in run.titles.items()
-        ]
-    )
+    "R@1 / Cat@1 of each row of `variant_scores`, a column for each gallery of a table."
+    columns = {'variant': [*run.titles.values(), 'Chance']}
+    for n in table_sizes(run.steps):
+        cells = score_cells(results, n).loc[[*run.titles], ['R@1', 'Cat@1']]
+        columns[gallery_title(n)] = [' / '.join(pair) for pair in (*cells.to_numpy(), chance_scores(run, n))]
+    return pd.DataFrame(columns)
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #b058f5bc
 def _scores(results: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -149,7 +169,7 @@ def depth_figure(run: ReferredRun, results: pd.DataFrame, distractors: int):
         style = dict(x='block', y='value', errorbar='sd', ax=ax)
         shown = dict(marker='o', color=color('condvit_category'), label='CondViT (category)')
         sns.lineplot(mine[mine.block > 0], **shown, **style)
-        control = mine[mine.block == 0]
+        control = mine[mine.method == UNCONDITIONAL]
         across = pd.concat([control.assign(block=b) for b in (blocks[0], blocks[-1])])
         sns.lineplot(across, ls='--', color=color('grey'), label=run.titles[UNCONDITIONAL], **style)
         ax.set(xlabel='block before which the token enters', ylabel=f'{name} (%)', ylim=(0, None), xticks=blocks)
@@ -162,8 +182,9 @@ def depth_figure(run: ReferredRun, results: pd.DataFrame, distractors: int):
 def gallery_figure(run: ReferredRun, results: pd.DataFrame):
     "R@1 of each variant against the number of distractors; bands are one standard deviation over seeds."
     mine = _scores(results, 'recall').assign(variant=lambda t: t.method.map(run.titles))
+    mine = mine[mine.method.isin(TOKEN_VARIANTS)]
     fig, ax = page(2.9)
-    colors = {title: color(c) for title, c in zip(run.titles.values(), ('green', 'orange'))}
+    colors = {run.titles[m]: color(c) for m, c in zip(TOKEN_VARIANTS, ('green', 'orange'))}
     sns.lineplot(mine, x='distractors', y='value', hue='variant', palette=colors, marker='o', errorbar='sd', ax=ax)
     ax.set_xscale('symlog', linthresh=max(1, run.steps[1] if len(run.steps) > 1 else 1))
     ax.set(xlabel='distractors', ylabel='R@1 (%)', ylim=(0, None), title='Gallery images with and without a token')
@@ -193,11 +214,6 @@ def token_forest(run: ReferredRun, seed: int = 0):
     return forest(rows, 'difference in R@1, points', f'{run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}')
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #351e13fd
-def opposite(found: list) -> list:
-    "The same comparisons with the two sides exchanged."
-    return [dict(c, diff=-c['diff'], low=-c['high'], high=-c['low']) for c in found]
-
-
 def early_and_late(run: ReferredRun) -> tuple:  # names of variants, block 1 left out
     "Blocks in the first two thirds and in the last quarter of the tower, as 1 to 8 and 10 to 12 of twelve."
     blocks = [block_of(m) for m in run.titles if block_of(m)]
@@ -207,12 +223,13 @@ def early_and_late(run: ReferredRun) -> tuple:  # names of variants, block 1 lef
 
 
 def depth_evidence(run: ReferredRun, distractors: int, limit: float, seed: int = 0) -> dict:  # claim -> comparisons
-    "L11: early blocks make no difference, late ones hurt. Empty unless both were trained."
+    """L11: early blocks make no difference, that is at most `limit` times the better R@1; late ones hurt. Empty unless
+    both were trained."""
     found, (early, late) = against(run, block_name(1), distractors, seed), early_and_late(run)
     if not early or not late:
         return {}
-    first = run.titles[block_name(1)]
-    same = [c for m in early for c in within(found[m], limit, f'R@1 {run.titles[m]} − {first}')]
+    first, lines = run.titles[block_name(1)], run.among(distractors)
+    same = [c for m in early for c in within_share(lines, m, block_name(1), limit, run.titles, seed)]
     worse = [claim_evidence(opposite(found[m]), f'R@1 {first} − {run.titles[m]}') for m in late]
     return {'L11': same + worse}
 
@@ -228,28 +245,29 @@ def is_vit_b16(backbone) -> bool:
 
 
 def token_evidence(run: ReferredRun, limit: float, seed: int = 0) -> dict:  # claim -> lines
-    "L12: an empty token changes little in any gallery; it hurts a ViT-B/16 from `TOKEN_HURTS` distractors on."
+    """L12: an empty token changes R@1 by at most `limit` times the better one in any gallery; it hurts a ViT-B/16 from
+    `TOKEN_HURTS` distractors on."""
     found = token_differences(run, seed)
     name = f'R@1 {run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}'
-    little = [c for n, f in found.items() for c in within(f, limit, f'{name}, {n:,} distractors')]
+    little = [
+        dict(c, what=f'{c["what"]}, {n:,} distractors')
+        for n in found
+        for c in within_share(run.among(n), EMPTY_TOKEN, WITHOUT_TOKEN, limit, run.titles, seed)
+    ]
     large = [n for n in found if n >= TOKEN_HURTS] if is_vit_b16(run.model) else []
     hurts = [claim_evidence(opposite(found[n]), f'−({name}), {n:,} distractors') for n in large]
     here = f'{run.model.name}, {run.steps[-1]:,} distractors'
     return {'L12': little + (hurts or [untested(f'a ViT-B/16 loses from {TOKEN_HURTS:,} distractors on; here {here}')])}
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #23b20dd0
-def depth_finding(run: ReferredRun, distractors: int, seed: int = 0) -> str:
-    "Differences in R@1 of the last block and of the control to block 1; the blocks that are better or worse."
-    found, base = against(run, block_name(1), distractors, seed), run.titles[block_name(1)]
-    last = block_name(max(block_of(m) for m in run.titles))
-    said = [
-        f'{run.titles[m]} {format_differences(found[m])}' for m in dict.fromkeys([last, UNCONDITIONAL]) if m in found
-    ]
-    middle = [m for m in found if m not in (last, UNCONDITIONAL)]
-    sure = {m: verdict(interval_envelope(found[m])) for m in middle}
-    words = [f'{run.titles[m]} {v}' for m, v in sure.items() if v != 'undecided']
-    between = f'; between: {", ".join(words) or "undecided"}' if middle else ''
-    return f'R@1 among {distractors:,} distractors, minus {base}: {"; ".join(said)}{between}'
+def depth_finding(run: ReferredRun, results: pd.DataFrame, distractors: int, seed: int = 0) -> str:
+    "Differences in R@1 of every other block and of the control to block 1, and Cat@1 of every block."
+    found, titles = against(run, block_name(1), distractors, seed), run.titles
+    blocks = sorted((m for m in titles if block_of(m)), key=block_of)
+    said = [f'{titles[m]} {format_differences(found[m])}' for m in (*blocks, UNCONDITIONAL) if m in found]
+    accuracy = score_cells(results, distractors)['Cat@1']
+    cat = ', '.join(f'{titles[m]} {accuracy[m]}' for m in blocks)
+    return f'R@1 among {distractors:,} distractors, minus {titles[blocks[0]]}: {"; ".join(said)}. Cat@1: {cat}'
 
 
 def token_finding(run: ReferredRun, seed: int = 0) -> str:

@@ -469,6 +469,7 @@ class CondViTPlugin(Plugin):
     variants = {
         'condvit_category': Style('CondViT (category)', '#5D3A9B', 'CondViT'),
         'vit_products': Style('ViT, fine-tuned on products', '#882255', 'ViT'),
+        'vit_products_filtered': Style('ViT, fine-tuned on products, filtered by category', '#882255'),
     }
 
     def variant(self, config) -> str:

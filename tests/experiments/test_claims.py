@@ -146,6 +146,8 @@ def line(low, role=''):
         ([line(-9, BY_CONSTRUCTION)], 'not reproduced'),
         ([line(1, BY_CONSTRUCTION), line(-1)], 'undecided'),  # the part that can fail decides
         ([dict(what='c', role=UNTESTED)], 'undecided'),
+        ([line(1), dict(line(-1), needed=90)], cl.TOO_FEW),
+        ([line(-9), dict(line(-1), needed=90)], 'not reproduced'),
     ],
 )
 def test_a_verdict_follows_the_roles_of_its_lines(lines, said):

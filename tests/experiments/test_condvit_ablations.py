@@ -9,8 +9,8 @@ import torch
 
 from cis_nb.backbones.conditional_vit import ViTShape
 from cis_nb.experiments.claims import judge_evidence
-from cis_nb.experiments.combiner_ablations import UNTESTED, within
-from cis_nb.experiments.comparison import verdict
+from cis_nb.experiments.combiner_ablations import UNTESTED, within, within_share
+from cis_nb.experiments.comparison import TOO_FEW, queries_needed, verdict
 from cis_nb.experiments.condvit_ablations import (
     EMPTY_TOKEN,
     WITHOUT_TOKEN,
@@ -22,6 +22,7 @@ from cis_nb.experiments.condvit_ablations import (
     printed_tokens,
     token_evidence,
     token_finding,
+    variant_scores,
 )
 from cis_nb.experiments.referred_search import ReferredRun
 
@@ -46,7 +47,15 @@ def run(ranks: dict, variants: dict, steps=(0, 9), seeds=(0, 1), model=SMALL) ->
         for d in steps
         for q, r in enumerate(ranked)
     ]
-    return ReferredRun(None, model, [], [], pd.DataFrame(rows), {m: variants[m].title for m in ranks})
+    titles = {m: variants[m].title if m in variants else m for m in ranks}
+    return ReferredRun(None, model, [], [], pd.DataFrame(rows), titles)
+
+
+def scores(ranks: dict, seeds=(0, 1)) -> pd.DataFrame:
+    "Cat@1 among 9 distractors as result rows: 90 and 80 in the two seeds."
+    rows = [dict(method=m, seed=s, value=v) for m in ranks for s, v in zip(seeds, (90.0, 80.0))]
+    about = dict(task='category', k=1, distractors=9, ci_low=0.0, ci_high=100.0, n=30)
+    return pd.concat([pd.DataFrame(rows).assign(metric=metric, **about) for metric in ('recall', 'cat_acc')])
 
 
 GOOD, BAD = np.ones(30, int), np.full(30, 3)
@@ -65,25 +74,26 @@ def test_early_and_late_are_shares_of_the_tower(last, early, late):
 
 def test_a_depth_study_without_early_or_late_blocks_has_no_evidence():
     two = depth_variants(2)
-    assert depth_evidence(run(dict.fromkeys(two, GOOD), two), 9, 5) == {}
+    assert depth_evidence(run(dict.fromkeys(two, GOOD), two), 9, 0.25) == {}
 
 
 def test_a_late_block_that_hurts_is_evidence_and_named_in_the_finding():
     four = depth_variants(4)
     ranks = dict(block_1=GOOD, block_2=GOOD, block_3=GOOD, block_4=BAD, unconditional=BAD)
     found = run(ranks, four)
-    assert [verdict(c) for c in depth_evidence(found, 9, 5)['L11']] == ['better'] * 3
-    text = depth_finding(found, 9)
-    assert text.startswith('R@1 among 9 distractors, minus before block 1: before block 4 −100.0 (worse in 2 of 2)')
-    assert text.endswith('between: undecided')
-    flat = depth_evidence(run(dict.fromkeys(four, GOOD), four), 9, 5)['L11']
+    assert [verdict(c) for c in depth_evidence(found, 9, 0.25)['L11']] == ['better'] * 3
+    text, accuracy = depth_finding(found, scores(ranks), 9).split('. ')
+    assert text.startswith('R@1 among 9 distractors, minus before block 1: before block 2 +0.0 (undecided in all 2)')
+    assert text.endswith('before block 4 −100.0 (worse in 2 of 2); no condition −100.0 (worse in 2 of 2)')
+    assert accuracy.startswith('Cat@1: before block 1 85.0 ± 7.1, before block 2') and 'no condition' not in accuracy
+    flat = depth_evidence(run(dict.fromkeys(four, GOOD), four), 9, 0.25)['L11']
     assert [verdict(c) for c in flat] == ['better', 'better', 'undecided']
 
 
 def test_an_early_block_that_is_worse_than_the_limit_refutes_the_claim():
     four = depth_variants(4)
     ranks = dict.fromkeys(four, GOOD) | dict(block_2=BAD, block_4=BAD)
-    assert 'worse' in [verdict(c) for c in depth_evidence(run(ranks, four), 9, 5)['L11']]
+    assert 'worse' in [verdict(c) for c in depth_evidence(run(ranks, four), 9, 0.25)['L11']]
 
 
 @pytest.mark.parametrize('low, high, said', [(-1, 1, 'better'), (-9, 1, 'undecided'), (7, 9, 'worse')])
@@ -94,9 +104,69 @@ def test_a_difference_lies_within_a_limit(low, high, said):
     assert [c['what'] for c in found] == ['a − b + 5', '5 − (a − b)']
 
 
+def paired(hits: dict, n: int) -> pd.DataFrame:
+    "Rankings of two methods: `hits` is the number of targets that each finds first, no target by both."
+    order = dict(a=np.arange(n), b=np.arange(n)[::-1])
+    about = dict(seed=0, draw=0, task='category', query_id=range(n), reference=range(n))
+    ranks = {m: np.where(order[m] < hits[m], 1, 9) for m in order}
+    return pd.concat([pd.DataFrame(dict(about, method=m, rank=r)) for m, r in ranks.items()])
+
+
+@pytest.mark.parametrize(
+    'hits, n, said',
+    [
+        (dict(a=800, b=800), 2000, {'better'}),
+        (dict(a=13, b=13), 1000, {TOO_FEW}),  # R@1 of 1.3 %: a quarter of it is a third of a point
+        (dict(a=13, b=3), 1000, {'worse', 'better'}),  # one point apart; three quarters of the score are lost
+        (dict(a=0, b=0), 100, {'undecided'}),
+    ],
+)
+def test_no_difference_is_a_share_of_the_scores(hits, n, said):
+    assert {verdict(c) for c in within_share(paired(hits, n), 'a', 'b', 0.25, dict(a='A', b='B'))} == said
+
+
+def test_the_number_of_queries_that_is_needed_resolves_the_limit():
+    few = within_share(paired(dict(a=13, b=13), 1000), 'a', 'b', 0.25, dict(a='A', b='B'))
+    needed = few[0]['needed']
+    assert needed > 5_000
+    enough = paired({m: round(13 * needed / 1000) for m in 'ab'}, needed)
+    half = [(c['high'] - c['low']) / 2 for c in within_share(enough, 'a', 'b', 0.25, dict(a='A', b='B'))]
+    assert half == pytest.approx([0.25 * 1.3] * 2, rel=0.1)
+
+
+@pytest.mark.parametrize('limit, needed', [(2, 0), (1, 0), (0.5, 400), (0.1, 10_000), (0, 0)])
+def test_half_an_interval_falls_with_the_root_of_the_queries(limit, needed):
+    narrow, wide = dict(low=0, high=1, n=100), dict(low=-1, high=1, n=100)
+    assert queries_needed([narrow, wide], limit) == needed
+
+
+def test_too_few_queries_are_a_verdict_with_their_number():
+    outcome = judge_evidence(within([dict(diff=0.0, low=-2.0, high=2.0, n=100)], 1, 'a − b'))
+    assert outcome.verdict == TOO_FEW
+    assert outcome.effect == 'a − b: +0.0 [−2.0, +2.0] points; asked: −1 to 1; too few queries, about 400 are needed'
+
+
+def test_the_table_has_the_untrained_network_and_chance():
+    ranks, four = dict(block_1=GOOD, block_4=BAD, condvit_start=BAD), depth_variants(4)
+    found = run(ranks, four)
+    found.benchmark = SimpleNamespace(tasks=dict(category=gallery_of(GOOD)))
+    table = variant_scores(found, scores(ranks), 'block_1', 9).set_index('variant')
+    assert list(table.index) == ['before block 1', 'before block 4', 'condvit_start', 'Chance']
+    assert table.loc['condvit_start'].iloc[-1] == '−100.0 (worse in 2 of 2)'
+    assert table.loc['Chance', 'R@1'] == f'{100 / 39:.2f}'  # 30 targets, 9 distractors
+
+
+def gallery_of(queries) -> SimpleNamespace:
+    "A task with a target for each query, 9 distractors and one category."
+    table = pd.DataFrame(dict(query_id=range(len(queries)), targets=[[f't{i}'] for i in range(len(queries))]))
+    distractors = [f'd{i}' for i in range(9)]
+    category_of = dict.fromkeys([*table.targets.str[0], *distractors], 'Bags')
+    return SimpleNamespace(queries=table, distractors=distractors, category_of=category_of)
+
+
 def test_a_token_is_judged_in_every_gallery():
     found = run({WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: GOOD}, TOKEN_VARIANTS, steps=(0, 5, 9))
-    evidence = token_evidence(found, 5)['L12']
+    evidence = token_evidence(found, 0.25)['L12']
     assert len(evidence) == 7 and evidence[-1]['role'] == UNTESTED
     assert token_finding(found).count('distractors') == 2
     assert set(printed_tokens()['gallery token']) == {'none', 'learned empty token'}
@@ -115,7 +185,7 @@ def test_a_token_is_judged_in_every_gallery():
 def test_a_loss_by_the_token_is_judged_of_a_large_tower_in_a_large_gallery(model, largest, rank, said):
     ranks = {WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: rank}
     outcome = judge_evidence(
-        token_evidence(run(ranks, TOKEN_VARIANTS, steps=(0, largest), model=model), limit=101)['L12']
+        token_evidence(run(ranks, TOKEN_VARIANTS, steps=(0, largest), model=model), limit=1.01)['L12']
     )
     fits = model is VIT_B16 and largest >= 100_000
     assert outcome.verdict == said and ('not tested: a ViT-B/16 loses' in outcome.effect) == (not fits)
