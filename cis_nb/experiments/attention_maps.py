@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PICTURE_SIDE', 'LEVELS', 'patch_geometry', 'SubPatchShifts', 'class_attention', 'condvit_methods', 'shown_references',
-           'enlarged', 'picture', 'heat', 'attention_figure', 'points_at', 'visible_queries', 'pointing_table',
-           'last_tokens', 'TokenComponent', 'token_component', 'component_of', 'thresholded', 'component_figure']
+           'enlarged', 'picture', 'heat', 'attention_figure', 'points_at', 'visible_queries', 'pointing_hits',
+           'pointing_table', 'pointing_note', 'last_tokens', 'TokenComponent', 'token_component', 'component_of',
+           'thresholded', 'component_figure']
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #ef350fd8
 import math
@@ -21,8 +22,10 @@ from PIL import Image
 from ..backbones.conditional_vit import CondViT, block_inputs, conditional_attention
 from ..core.plotting import page
 from ..data.products import resized_white_square
+from .comparison import verdict
 from ..methods.condvit import CondViTMethod
-from ..world.lrvsf import LRVSF_SIDE, is_drawn, parse_address, visible_boxes_of
+from ..retrieval.statistics import bootstrap_ci
+from ..world.lrvsf import LRVSF_SIDE, is_drawn, parse_address, shown_outfit, visible_boxes_of
 from ..world.wardrobe import Product
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #260e86d6
@@ -188,25 +191,45 @@ def visible_queries(task, queries: int = 200) -> list:  # of (reference, categor
     return found
 
 
-def pointing_table(
+def pointing_hits(
     task,
     methods: dict,  # title -> CondViTMethod
     queries: int = 200,  # at most
     step: int = 8,  # of `class_attention`
 ) -> pd.DataFrame:
-    "How often each class token looks most at the product, in percent, by category; empty without drawn references."
+    """A row for each query: category, family (the outfit), 100 or 0 for each method, and `a random point`, the percent
+    of the image that the box covers; empty without drawn references."""
     lines = []
     for reference, category, box in visible_queries(task, queries):
         image, area = task.load(reference), 100 * (box[2] - box[0]) * (box[3] - box[1]) / LRVSF_SIDE**2
         hits = {k: 100.0 * points_at(class_attention(m, image, category, step), box) for k, m in methods.items()}
-        lines.append(dict(category=category, queries=1, **hits, **{'a random point': area}))
-    if not lines:
-        return pd.DataFrame()
-    found = pd.DataFrame(lines)
-    values = [c for c in found if c not in ('category', 'queries')]
-    by = found.groupby('category').agg(dict(queries='sum') | dict.fromkeys(values, 'mean')).reset_index()
-    every = dict(category='all', queries=len(found), **found[values].mean())
-    return pd.concat([by, pd.DataFrame([every])], ignore_index=True).round(1)
+        lines.append(dict(category=category, family=shown_outfit(reference), **hits, **{'a random point': area}))
+    return pd.DataFrame(lines)
+
+
+def pointing_table(hits: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    "How often each class token looks most at the product, in percent with 95 % intervals over outfits, by category."
+    values, rows = [c for c in hits if c not in ('category', 'family')], []
+    for name, some in [*hits.groupby('category'), ('all', hits)]:
+        found = {c: bootstrap_ci(some[c], seed=seed, families=some.family) for c in values[:-1]}
+        cells = {c: f'{value:.1f} [{low:.1f}, {high:.1f}]' for c, (value, low, high) in found.items()}
+        rows.append(dict(category=name, queries=len(some), **cells) | {values[-1]: some[values[-1]].mean()})
+    return pd.DataFrame(rows)
+
+
+def pointing_note(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> str:
+    "In which categories `a` looks at the product less often than `b`, and for which of them the interval says so."
+    less, sure = [], []
+    for name, some in hits.groupby('category'):
+        diff, low, high = bootstrap_ci(some[a] - some[b], seed=seed, families=some.family)
+        if diff < 0:
+            said = f'{name} ({some[a].mean():.0f} against {some[b].mean():.0f} %)'
+            (sure if verdict(dict(low=low, high=high)) == 'worse' else less).append(said)
+    if not less and not sure:
+        return f'{a} looks at the product at least as often as {b} in every category.'
+    parts = [', '.join(sure) + ' (the interval of the difference excludes zero)'] if sure else []
+    parts += [', '.join(less) + ' (it includes zero)' if sure else ', '.join(less) + ' (undecided)'] if less else []
+    return f'{a} looks at the product less often than {b} in {"; ".join(parts)}.'
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c0d25520
 @torch.no_grad()
@@ -273,7 +296,7 @@ def component_figure(task, m: CondViTMethod, references: int = 2):
     c = component_of(m, task, shown)
     low, high = c.level(0.01), c.level(0.99)
     pale, full = (f'upper {100 * (1 - v):.0f} %' for v in LEVELS)
-    legend = f'{pale} of\nall patches pale,\n{full} in\nfull colour'
+    legend = f'{pale} of the\npatches of all\nimages pale,\n{full} in\nfull colour'
     for reference, names in shown:
         image = task.load(reference)
         pixels = shifts.pixels(m.tower.preprocess(image))

@@ -468,12 +468,13 @@ class CondViTPlugin(Plugin):
     )
     variants = {
         'condvit_category': Style('CondViT (category)', '#5D3A9B', 'CondViT'),
+        'condvit_text': Style('CondViT (text)', '#3A6FB0', 'CondViT'),
         'vit_products': Style('ViT, fine-tuned on products', '#882255', 'ViT'),
         'vit_products_filtered': Style('ViT, fine-tuned on products, filtered by category', '#882255'),
     }
 
     def variant(self, config) -> str:
-        return {'category': 'condvit_category', 'none': 'vit_products'}.get(config.condition, self.name)
+        return 'vit_products' if config.condition == 'none' else f'condvit_{config.condition}'
 
     def backbone_contract(self, config) -> type:
         return TrainableBackbone
