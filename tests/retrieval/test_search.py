@@ -316,14 +316,18 @@ def test_building_takes_the_memory_of_the_index_and_of_chunks():
 def test_rates_are_those_of_the_files_and_sizes_that_were_asked_for():
     files = S.clustered_files(3000, 16, 20, clusters=30)
     assert np.load(files[0]).shape == (3000, 16) and np.load(files[1]).shape == (20, 16)
-    rates = S.index_rates(*files, kinds=['flat', 'ivf'], sizes=[3000, 500], repeats=1, threads=1)
+    rates = S.index_rates(*files, kinds=['flat', 'ivf'], sizes=[3000, 500], seconds=0.01, threads=1)
     assert rates[rates.way == 'flat'][['vectors', 'recall_1', 'recall_10']].values.tolist() == [
         [500, 1, 1],
         [3000, 1, 1],
     ]
     ivf = rates[(rates.way == 'ivf') & (rates.vectors == 3000)]
     assert ivf.effort.tolist() == S.index_efforts('ivf', 3000) and ivf.recall_10.is_monotonic_increasing
-    assert (rates[['bytes', 'peak_bytes', 'batch_per_s', 'single_per_s', 'build_seconds']] > 0).all(axis=None)
+    assert (rates[['bytes', 'peak_bytes', 'build_seconds']] > 0).all(axis=None)
+    timed = rates.dropna(subset='batch_per_s')
+    assert len(timed) == 1 + len(ivf) + 2  # both flat ones, all efforts of the largest ivf, one of the smaller
+    assert (timed[['batch_per_s', 'batch_per_s_low', 'single_per_s', 'single_per_s_low']] > 0).all(axis=None)
+    assert (timed.batch_per_s <= timed.batch_per_s_high).all()
     for wrong in (50, 4000):
         with pytest.raises(ValueError, match=f'sizes: {wrong} of 3000 vectors'):
             S.index_rates(*files, sizes=[wrong])
@@ -337,14 +341,41 @@ def made_up_rates():
     lines += [('ivfpq', e, n, r + e / 100) for e in (2, 4) for n, r in sizes]
     lines += [('ivfpq', 8, 1000, 0.9), *(('ivfpq, re-ranked', 4, n, 0.55 + r / 2) for n, r in sizes)]
     found = pd.DataFrame(lines, columns=['way', 'effort', 'vectors', 'recall_1'])
-    return found.assign(recall_10=1.0, **about)
+    spread = {f'{kind}_per_s_{end}': 100.0 for kind in ('batch', 'single') for end in ('low', 'high')}
+    return found.assign(recall_10=1.0, **about, **spread)
 
 
-def made_up_plan(**machine):
+def plan_of(rates, **more):
+    return S.search_plan(rates, **more).rename(columns={'64 numbers': 'value'}).set_index('quantity')
+
+
+def made_up_plan(dims=(), **machine):
     machine = S.PlanMachine(**dict(dict(disk=10**7, read_rate=1e6, memory=1e6, cores=8), **machine))
-    return S.search_plan(made_up_rates(), n=10**6, machine=machine).set_index('quantity')
+    return plan_of(made_up_rates(), n=10**6, machine=machine, dims=dims)
 
 
+@pytest.fixture
+def few_vectors_are_enough(monkeypatch):
+    monkeypatch.setattr(S, '_LEAST_FOR_RECALL', 1000)
+
+
+def test_recall_is_not_extrapolated_from_few_vectors():
+    plan = made_up_plan(dims=[512])
+    rows = plan.loc[['recall@1, ivfpq', 'recall@1, ivfpq, re-ranked']]
+    assert (rows[['value', '512 numbers']] == '–').all(axis=None)
+    assert rows.source.str.startswith('not extrapolated from 1,000 vectors; measured: ').all()
+    assert not plan.value.str.contains(' to ').any()
+
+
+def test_a_plan_for_more_dimensions_has_more_machines_and_takes_longer():
+    plan, row = made_up_plan(dims=[512]), 'time of a query: centroids'
+    assert plan['512 numbers']['machines'] == str(-(-(64 + 8 + 1024) // 10))
+    shard = -(-(10**6) // int(plan['512 numbers']['machines']))
+    slower = 512 / 64 * S.cluster_count(shard) / 1000 / 100
+    assert plan['512 numbers'][row] == f'{1000 * slower:.2g} ms'
+
+
+@pytest.mark.usefixtures('few_vectors_are_enough')
 def test_a_plan_follows_from_its_rows_and_says_what_is_extrapolated():
     plan = made_up_plan()
     assert plan.value['code and number, bytes per vector'] == '16' and plan.value['machines'] == str(-(-144 // 10))
@@ -355,6 +386,7 @@ def test_a_plan_follows_from_its_rows_and_says_what_is_extrapolated():
     assert plan.source['memory of a machine; cores'] == 'assumed'
 
 
+@pytest.mark.usefixtures('few_vectors_are_enough')
 def test_a_plan_continues_recall_to_the_vectors_of_one_machine():
     plan, shard = made_up_plan(), 10**6 / 15
     line = S.extrapolated_recall([100, 1000], [0.84, 0.74], shard)
@@ -378,40 +410,44 @@ def test_a_plan_has_the_centroids_in_its_time_and_its_memory():
     assert more == pytest.approx(10 * fewer, abs=6)
 
 
+@pytest.mark.usefixtures('few_vectors_are_enough')
 def test_a_plan_asks_for_three_sizes():
     for few in ('vectors == 1000', 'vectors != 316'):
         with pytest.raises(ValueError, match='a plan needs 3 or more'):
             S.search_plan(made_up_rates().query(few))
-    exact = S.search_plan(made_up_rates()).set_index('quantity').value['recall@1, ivfpq']
+    exact = plan_of(made_up_rates()).value['recall@1, ivfpq']
     bent = made_up_rates()
     bent.loc[bent.vectors == 316, 'recall_1'] = 0.95
-    bent = S.search_plan(bent).set_index('quantity').value['recall@1, ivfpq']
+    bent = plan_of(bent).value['recall@1, ivfpq']
     widths = [np.diff([int(x) for x in text.split('(')[1][:-3].split(' to ')])[0] for text in (exact, bent)]
     assert widths[0] <= 1 < widths[1]
 
 
 def test_the_finding_names_the_fastest_index_that_is_good_enough_by_its_first_image():
     rates = made_up_rates()
-    rates.loc[rates.effort == 8, 'batch_per_s'] = 250.0
+    rates.loc[rates.effort == 8, ['batch_per_s', 'batch_per_s_low', 'batch_per_s_high']] = 250.0
     assert 'ivfpq (effort 8)' in S.index_finding(rates, 0.85) and '2.5 times' in S.index_finding(rates, 0.85)
     assert S.index_finding(rates, 0.95).startswith('No approximate index reaches a recall@1 of 95 %')
     chosen = S.cheapest_efforts(rates, 0.95).set_index('way')
     assert chosen.effort['ivfpq'] == 8 and set(chosen.vectors) == {1000}
+    rates.loc[rates.effort == 8, 'batch_per_s_low'] = 90.0  # below the highest rate of exact search
+    assert 'is measurably faster' in S.index_finding(rates, 0.85)
     assert S.rows_of_same_effort(rates).query('way == "ivfpq"').effort.tolist() == [4, 4, 4]
     table = S.index_table(rates)
     assert len(table) == len(rates) and table['nprobe / efSearch'][0] == '–'
 
 
-def test_the_figure_has_recall_at_1_over_rate_and_over_memory():
+def test_the_figure_has_recall_at_1_over_rate_and_the_memory_of_each_index():
     rates = made_up_rates()
     rates['bytes'] = rates.way.map({'flat': 8e6, 'ivfpq': 1e6, 'ivfpq, re-ranked': 1e6})
     speed, memory = S.index_figure(rates).axes
     assert 'recall@1' in speed.get_ylabel() and 'memory' in memory.get_xlabel()
-    largest = rates[rates.vectors == 1000]
-    for ax, column, unit in ((speed, 'batch_per_s', 1), (memory, 'bytes', 1e6)):
-        for line, (_, group) in zip(ax.lines, largest.groupby('way', sort=False), strict=True):
-            assert np.allclose(line.get_xdata(), group[column] / unit)
-            assert np.allclose(line.get_ydata(), 100 * group.recall_1)
+    groups = list(rates[rates.vectors == 1000].groupby('way', sort=False))
+    for line, (_, group) in zip(speed.lines, groups, strict=True):
+        assert np.allclose(line.get_xdata(), group.batch_per_s)
+        assert np.allclose(line.get_ydata(), 100 * group.recall_1)
+    assert [bar.get_width() for bar in memory.patches] == [8, 1, 1]
+    assert speed.lines[0].get_zorder() > speed.lines[1].get_zorder() and speed.get_ylim()[0] > 0
 
 
 def test_features_of_any_kind_become_files_once(monkeypatch):
