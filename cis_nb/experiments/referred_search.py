@@ -280,14 +280,14 @@ def condvit_at_start(backbone) -> CondViTMethod:
 
 CONDVIT_FILES = dict(
     what='a published CondViT (a path, or a name below CIS_DATA)',
-    where='https://huggingface.co/Slep/CondViT-B16-cat (by category) or https://huggingface.co/Slep/CondViT-B16-txt (by text)',
+    where='https://huggingface.co/Slep/CondViT-B16-cat (by category), …/CondViT-B16-txt (by text)',
     size='0.4 GB',
 )
 
 
 def checkpoint_entries(checkpoints: dict, device: str = 'auto') -> list:  # of Entry
-    """Published CondViT files as methods; `checkpoints`: name of a row, such as `condvit_category`, -> a path, or a file
-    below CIS_DATA. ValueError for a row of another kind than the file, FileNotFoundError for a missing file."""
+    """Published CondViT files as methods; `checkpoints`: name of a row, such as `condvit_category`, -> a path, or a
+    file below CIS_DATA. ValueError for a row of another kind than the file, FileNotFoundError for a missing file."""
     entries = []
     for name, path in checkpoints.items():
         file = need_file(find_data(path, files=True) or path, **CONDVIT_FILES)
