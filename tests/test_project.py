@@ -172,6 +172,17 @@ def test_links_between_notebooks_lead_somewhere(path):
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=named)
+def test_no_hidden_cell_draws_a_figure(path):
+    "The site leaves out a cell with `#| hide`, and all that it shows."
+    hidden = [c['source'] for c in code_cells(read_notebook(path)) if c['source'].startswith('#| hide\n')]
+    for source in hidden:
+        body = ast.parse(source).body
+        own = {n.name for n in body if isinstance(n, ast.FunctionDef)}
+        last = body[-1].value if body and isinstance(body[-1], ast.Expr) else None
+        assert not (isinstance(last, ast.Call) and getattr(last.func, 'id', '') in own), source[-80:]
+
+
 def is_there(name: str) -> bool:
     "Is `cis_nb.methods.lincir.noise` something in a module, a module or a package?"
     parts = name.split('.')

@@ -224,15 +224,18 @@ def run_line(e, state: tuple, nb: dict) -> str:
 # %% ../../nbs/10_book/01_site.ipynb #f65bca75
 def relink(
     source: str,
-    docs: dict,  # chapter -> page
+    docs: dict,  # chapter, or name of an experiment -> page
     chapter: str = '',
     name: str = '',  # where the link stands: the chapter, and its page
 ) -> str:
-    "Turn links to notebooks into links to their pages."
+    "Turn links to notebooks into links to their pages; `05_train.ipynb#lincir` leads to `05_train.lincir`, if there."
 
     def page_of(m):
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(chapter), m[1]))
-        return f']({posixpath.relpath(docs.get(target, target), posixpath.dirname(name) or ".")}.ipynb{m[2] or ""})'
+        target, place = posixpath.normpath(posixpath.join(posixpath.dirname(chapter), m[1])), m[2] or ''
+        page = docs.get(target, target)
+        if (variant := f'{target}.{place[1:]}') in docs:
+            page, place = variant, ''
+        return f']({posixpath.relpath(page, posixpath.dirname(name) or ".")}.ipynb{place})'
 
     return re.sub(r'\]\(([\w./-]+)\.ipynb(#[^)]*)?\)', page_of, source)
 
@@ -302,7 +305,8 @@ def _about_page(docs: dict) -> dict:
 def pages(found: dict, states: dict) -> dict:  # name of a page -> notebook
     "All pages made from notebooks."
     by_chapter = {chapter: [e for e in found.values() if e.chapter == chapter] for chapter in notebooks()}
-    docs = {chapter: es[0].name if es else chapter for chapter, es in by_chapter.items()} | {'index': 'about'}
+    docs = {e.name: e.name for e in found.values()} | {'index': 'about'}
+    docs |= {chapter: es[0].name if es else chapter for chapter, es in by_chapter.items()}
     out = {'about': _about_page(docs)}
     for chapter, es in by_chapter.items():
         out |= {e.name: _experiment_page(e, states[e.name], docs) for e in es}
