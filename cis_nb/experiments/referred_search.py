@@ -382,9 +382,13 @@ def training_budgets(entries: list) -> pd.DataFrame:
     for same in runs.values():
         given, kept = manifest(same[0].run)['params'], [_kept_step(Path(e.run)) for e in same]
         source, samples = api.get('method', given['method']).trained_on(given)
+        if 'world_images' in given:
+            samples = f'captions of {given["world_images"]:,} images'
         learns = dict(method=same[0].title, learns_from=source, samples=samples, condition=_condition_of(given))
         rates = dict(steps=f'{given["steps"]:,}', batch=given['batch_size'], lr=f'{given["lr"]:g}')
-        rows.append(learns | rates | dict(validation=f'{given.get("val_samples", "–")}', kept_steps=' / '.join(kept)))
+        rows.append(
+            learns | rates | dict(validation_products=given.get("val_samples", "–"), kept_steps=' / '.join(kept))
+        )
     return pd.DataFrame(rows).rename(columns=lambda c: {'lr': 'learning rate'}.get(c, c.replace('_', ' ')))
 
 
@@ -584,7 +588,7 @@ def category_lead_note(leads: pd.DataFrame, titles: tuple) -> str:  # titles of 
         said += f'; at least half of it comes from {_with_points(ordered[:n], "share")}'
     behind = leads[leads['diff'] < 0]
     sure = behind.high < 0
-    places = [(behind[sure], ''), (behind[~sure], ' (the interval includes zero)')]
+    places = [(behind[sure], ''), (behind[~sure], ' (the intervals include zero)')]
     words = [f'in {_with_points(some, "diff")}{how}' for some, how in places if len(some)]
     return f'{said}. {theirs} is ahead ' + (' and '.join(words) if words else 'in no category') + '.'
 
