@@ -387,7 +387,7 @@ def training_budgets(entries: list) -> pd.DataFrame:
         learns = dict(method=same[0].title, learns_from=source, samples=samples, condition=_condition_of(given))
         rates = dict(steps=f'{given["steps"]:,}', batch=given['batch_size'], lr=f'{given["lr"]:g}')
         rows.append(
-            learns | rates | dict(validation_products=given.get("val_samples", "–"), kept_steps=' / '.join(kept))
+            learns | rates | dict(validation_products=given.get('val_samples', '–'), kept_steps=' / '.join(kept))
         )
     return pd.DataFrame(rows).rename(columns=lambda c: {'lr': 'learning rate'}.get(c, c.replace('_', ' ')))
 
@@ -396,9 +396,10 @@ def budget_note(p: dict) -> str:
     "Which world trains, validates and tests, from the parameters of an experiment."
     if p['data'] != 'world':
         return f'Training, validation and test products are the splits of {p["data"]}.'
+    apart = '; no weights were trained or chosen on it' if p['world_seed'] else ''
     return (
-        f'Training and validation products are those of the world of seed 0, the queries of the world of seed'
-        f' {p["world_seed"]}. *Kept steps*: the checkpoint with the best validation, by seed.'
+        f'Training and validation products are those of the world of seed 0, the queries are those of the world of seed'
+        f' {p["world_seed"]}{apart}. *Kept steps*: the checkpoint with the best validation, by seed.'
     )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f68b3a01
