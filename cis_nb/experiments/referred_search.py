@@ -47,7 +47,7 @@ from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
 from ..core.store import fingerprint, manifest, stored
 from ..data.products import packed_source
-from ..data.roots import dataset_root
+from ..data.roots import dataset_root, is_world
 from cis_nb.experiments.combiner_ablations import (
     BY_CONSTRUCTION,
     OWN_COMPARISON,
@@ -394,7 +394,7 @@ def training_budgets(entries: list) -> pd.DataFrame:
 
 def budget_note(p: dict) -> str:
     "Which world trains, validates and tests, from the parameters of an experiment."
-    if p['data'] != 'world':
+    if not is_world(p['data']):
         return f'Training, validation and test products are the splits of {p["data"]}.'
     apart = '; no weights were trained or chosen on it' if p['world_seed'] else ''
     return (
