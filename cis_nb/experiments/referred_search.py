@@ -47,7 +47,7 @@ from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
 from ..core.store import fingerprint, manifest, stored
 from ..data.products import packed_source
-from ..data.roots import dataset_root, find_data, need_file
+from ..data.roots import dataset_root, find_data, is_world, need_file
 from cis_nb.experiments.combiner_ablations import (
     BY_CONSTRUCTION,
     OWN_COMPARISON,
@@ -395,19 +395,24 @@ def training_budgets(entries: list) -> pd.DataFrame:
     for same in runs.values():
         given, kept = manifest(same[0].run)['params'], [_kept_step(Path(e.run)) for e in same]
         source, samples = api.get('method', given['method']).trained_on(given)
+        if 'world_images' in given:
+            samples = f'captions of {given["world_images"]:,} images'
         learns = dict(method=same[0].title, learns_from=source, samples=samples, condition=_condition_of(given))
         rates = dict(steps=f'{given["steps"]:,}', batch=given['batch_size'], lr=f'{given["lr"]:g}')
-        rows.append(learns | rates | dict(validation=f'{given.get("val_samples", "–")}', kept_steps=' / '.join(kept)))
+        rows.append(
+            learns | rates | dict(validation_products=given.get('val_samples', '–'), kept_steps=' / '.join(kept))
+        )
     return pd.DataFrame(rows).rename(columns=lambda c: {'lr': 'learning rate'}.get(c, c.replace('_', ' ')))
 
 
 def budget_note(p: dict) -> str:
     "Which world trains, validates and tests, from the parameters of an experiment."
-    if p['data'] != 'world':
+    if not is_world(p['data']):
         return f'Training, validation and test products are the splits of {p["data"]}.'
+    apart = '; no weights were trained or chosen on it' if p['world_seed'] else ''
     return (
-        f'Training and validation products are those of the world of seed 0, the queries of the world of seed'
-        f' {p["world_seed"]}. *Kept steps*: the checkpoint with the best validation, by seed.'
+        f'Training and validation products are those of the world of seed 0, the queries are those of the world of seed'
+        f' {p["world_seed"]}{apart}. *Kept steps*: the checkpoint with the best validation, by seed.'
     )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f68b3a01
@@ -597,7 +602,7 @@ def category_lead_note(leads: pd.DataFrame, titles: tuple) -> str:  # titles of 
         said += f'; at least half of it comes from {_with_points(ordered[:n], "share")}'
     behind = leads[leads['diff'] < 0]
     sure = behind.high < 0
-    places = [(behind[sure], ''), (behind[~sure], ' (the interval includes zero)')]
+    places = [(behind[sure], ''), (behind[~sure], ' (the intervals include zero)')]
     words = [f'in {_with_points(some, "diff")}{how}' for some, how in places if len(some)]
     return f'{said}. {theirs} is ahead ' + (' and '.join(words) if words else 'in no category') + '.'
 

@@ -1,10 +1,18 @@
 "Maps finer than the patches: places, shifts, components."
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from cis_nb.backbones.conditional_vit import CondViT, GalleryTower, ViTShape
-from cis_nb.experiments.attention_maps import SubPatchShifts, class_attention, patch_geometry, token_component
+from cis_nb.experiments.attention_maps import (
+    SubPatchShifts,
+    class_attention,
+    patch_geometry,
+    pointing_table,
+    token_component,
+)
 from cis_nb.methods.condvit import CondViTMethod
 from cis_nb.world.lrvsf import drawn_image, split_products, worn_address
 
@@ -55,3 +63,10 @@ def test_a_component_ignores_what_is_common_to_a_condition():
     assert torch.allclose(plain.direction, other.direction, atol=1e-3)
     assert torch.allclose(plain.values, other.values, atol=1e-2)
     assert plain.between < 0.1 and other.between > 0.9
+
+
+def test_intervals_of_the_pointing_game_redraw_outfits():
+    hits = pd.DataFrame(dict(category='Feet', family=np.arange(40), ViT=[0.0] * 20 + [100.0] * 20, point=5.0))
+    tied = hits.assign(family=np.arange(40) // 20)  # two outfits: an interval over them spans all
+    alone, together = (pointing_table(t).ViT.iloc[-1] for t in (hits, tied))
+    assert alone.startswith('50.0 [3') and together == '50.0 [0.0, 100.0]'

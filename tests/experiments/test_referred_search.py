@@ -15,9 +15,10 @@ from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, UNTESTED
-from cis_nb.experiments.comparison import verdict
+from cis_nb.experiments.comparison import UNTRAINED, verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.referred_search import (
+    CONDVITS,
     CROP,
     FILTERED,
     ReferredRun,
@@ -28,9 +29,13 @@ from cis_nb.experiments.referred_search import (
     cropped_entries,
     entries_with_prompts,
     falls,
+    filter_gain,
     growing_rankings,
+    joined_table,
     late_fusion,
     leads,
+    main_methods,
+    over_text,
     paper_table,
     rank_referred,
     referred_evidence,
@@ -43,6 +48,7 @@ from cis_nb.experiments.referred_search import (
 from cis_nb.experiments.pseudo_words import TunedFusion
 from cis_nb.methods import condvit as condvit_module
 from cis_nb.methods.condvit import CondViTMethod
+from cis_nb.train import settings
 from cis_nb.world.lrvsf import LRVSF_SIDE, split_products, visible_boxes_of, worn_address
 
 NAMES = {'condvit_category': 'CondViT (category)', 'vit_products' + FILTERED: 'ViT, filtered by category'}
@@ -156,7 +162,10 @@ def test_a_table_of_subsets_has_the_largest_gallery_once():
 def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model):
     curves = dict(category={0.0: 5.0, 0.5: 9.0, 1.0: 9.0}, text={0.0: 1.0, 0.5: 2.0, 1.0: 3.0})
     m = TunedSum(TunedFusion(curves, TextMemory(model)))
-    assert (m.title, m.note) == ('Image + Text, tuned', 'Its share of the text: 0.5 by category, 1.0 by text.')
+    assert (m.title, m.note) == (
+        'Image + Text, tuned',
+        'Its share of the text: 0.5 under the category, 1.0 under a caption.',
+    )
     ref, texts = np.ones((1, model.D), np.float32), ['a red hat']
     by_text = m.for_task(world.tasks['text']).encode_query(ref, texts)
     assert np.allclose(by_text, m.fusion.read(texts) / m.fusion.read(texts).norm(), atol=1e-6)
@@ -243,7 +252,7 @@ def test_late_fusion_is_compared_by_caption():
     trails, alike, cosmo, own = late_fusion(
         both_tasks({text: 0.9, fusion: 0.6, ('text', 'combiner_products'): 0.5} | by_category), 5
     )
-    assert trails['what'] == 'R@1 by text: condvit_text − clip4cir_products' and verdict(trails) == 'better'
+    assert trails['what'] == 'R@1 under a caption: condvit_text − clip4cir_products' and verdict(trails) == 'better'
     assert verdict(alike) == 'worse'  # thirty points are more than the limit
     assert cosmo['role'] == UNTESTED and 'CoSMo' in cosmo['what'] and own['role'] == OWN_COMPARISON
     assert set(referred_evidence(both_tasks(by_category), 5)) == set()
@@ -295,8 +304,10 @@ def sized(rates: dict, n: int = 1200) -> tuple:  # run, areas
 def test_methods_that_lose_more_on_small_products_have_a_steeper_slope():
     rates = dict(condvit_category=(0.6, 0.05), vit_products=(0.1, 0.15), clip4cir_products_category=(0.1, 0.14))
     lines = size_slopes(*sized(rates), 5)
-    slopes = {c['what'].removeprefix('R@1 per doubling of the area: '): c for c in lines if 'diff' in c}
-    assert [round(slopes[m]['diff']) for m in rates] == pytest.approx([5, 15, 14], abs=2)
+    slopes = {c['what'].removeprefix('loss of R@1 per halving of the area: '): c for c in lines if 'diff' in c}
+    relative = [100 * more / (least + 2.5 * more) for least, more in rates.values()]  # of the mean over six sizes
+    assert [slopes[m]['diff'] for m in rates] == pytest.approx(relative, abs=4)
+    assert {c['unit'] for c in slopes.values()} == {' % of its own R@1'}
     assert verdict(slopes['vit_products − condvit_category']) == 'better'
     assert verdict(slopes['clip4cir_products_category − condvit_category']) == 'better'
     (detector,) = [c['what'] for c in lines if c.get('role') == UNTESTED]
@@ -314,8 +325,69 @@ def test_all_methods_of_the_paper_decide_on_size():
     assert judge_evidence(size_slopes(run, areas, 5)).verdict == 'not reproduced'
 
 
+def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():
+    size, place = np.repeat(np.arange(6.0), 500), np.tile(np.arange(500) / 500, 6)
+    strong = place < 0.3 + 0.1 * size - 1e-9  # the shares are exact: ten points more for each doubling,
+    weak = place < 0.06 + 0.02 * size - 1e-9  # and two points, a fifth at every size
+    pair = slope_interval(size, [weak, strong], np.arange(3000), (1, -1))
+    assert pair['diff'] == pytest.approx(0, abs=1e-6) and pair['low'] < 0 < pair['high']
+    assert np.polyfit(size, weak, 1)[0] == pytest.approx(np.polyfit(size, strong, 1)[0] / 5)
+
+
+def test_a_slope_of_a_few_hits_is_not_compared():
+    lines = size_slopes(*sized(dict(condvit_category=(0.5, 0.05), vit_products=(0.005, 0.0))), 5)
+    (few,) = [c for c in lines if 'too few' in c['what']]
+    assert few['role'] == UNTESTED and few['what'].split(': ')[1].startswith('vit_products finds only ')
+    assert [c['what'] for c in lines if 'diff' in c] == ['loss of R@1 per halving of the area: condvit_category']
+
+
+def test_the_lead_over_the_text_alone_is_an_own_comparison():
+    text, alone = ('text', 'condvit_text'), ('text', 'text_only')
+    run = both_tasks({text: 0.5, alone: 0.8, ('category', 'condvit_category'): 0.5, ('text', 'clip4cir_products'): 0.4})
+    found = referred_evidence(run, 5)
+    for claim in ('L08', 'L09'):
+        (line,) = [c for c in found[claim] if c['what'] == 'R@1 under a caption: CondViT (text) − Text only']
+        assert line['role'] == OWN_COMPARISON and -40 < line['diff'] < -20
+    assert over_text(both_tasks({text: 0.5}), 5) == []
+
+
+def test_the_model_that_reads_captions_has_the_name_that_pages_look_for():
+    for task, condition in (('text', 'text'), ('category', 'category')):
+        config = settings(dict(method='condvit', condition=condition))
+        assert api.get('method', 'condvit').variant(config) == CONDVITS[task]
+    assert api.method_style(CONDVITS['text']).title == 'CondViT (text)'
+
+
+def test_the_filter_is_asked_for_two_to_four_points():
+    run = lines({'vit_products': [1] * 2 + [2] * 18, 'vit_products' + FILTERED: [1] * 3 + [2] * 17}, seeds=(0,))
+    above, below = filter_gain(run, 5)
+    assert above['what'].startswith('gain of the filter +5.00 [') and above['what'].endswith(
+        'asked: 2 to 4; above 2 by'
+    )
+    assert (above['diff'], below['diff'], below['what']) == (3, -1, 'below 4 by')
+
+
+def test_galleries_of_both_tables_are_joined():
+    run = lines({'condvit_category': [1] * 20}, seeds=(0,))
+    run.per_query['category_hit'], run.benchmark = 1.0, SimpleNamespace(tasks={'category': None})
+    run.per_query['distractors'] = 100_000  # all: measured once, so no gallery of both
+    scores = [dict(distractors=10_000, fold=f, metric=m, value=50.0) for f in (0, 1) for m in ('recall', 'cat_acc')]
+    run.bootstrap = pd.DataFrame(scores).assign(method='condvit_category', task='category', k=1, seed=0)
+    joined = joined_table(run)
+    assert list(joined) == ['source', 'method', 'backbone', 'condition', '+10K']
+    assert joined.iloc[-1].tolist() == ['this run', 'CondViT (category)', '–', 'category', '50.0 ± 0.00 / 50.0 ± 0.00']
+    assert set(joined.source[:-1]) == {'paper'}
+
+
+def test_the_figures_by_category_show_the_main_methods():
+    ranks = dict(image_only=[2] * 20, text_only=[1] * 2 + [2] * 18, condvit_category=[1] * 20, vit_products=[2] * 20)
+    run = lines(ranks | {'vit_products' + FILTERED: [1] * 20, 'combiner_products': [1] * 20})
+    run.entries = [SimpleNamespace(name=m, seed=UNTRAINED) for m in ('image_only', 'text_only')]
+    assert main_methods(run, 5) == ['text_only', 'condvit_category', 'vit_products', 'vit_products' + FILTERED]
+
+
 def test_the_interval_of_a_slope_redraws_families():
     x, hit = np.repeat(np.arange(6.0), 50), np.repeat([0, 100, 0, 100, 0, 100], 50)
     alone, together = (slope_interval(x, hit, f) for f in (np.arange(300), np.arange(300) // 25))
-    assert alone['diff'] == together['diff'] == pytest.approx(np.polyfit(x, hit, 1)[0])
+    assert alone['diff'] == together['diff'] == pytest.approx(100 * np.polyfit(x, hit, 1)[0] / 50)
     assert together['high'] - together['low'] > 2 * (alone['high'] - alone['low'])
