@@ -170,7 +170,8 @@ WORLD_LEXICON = {  # part of speech -> words
     'ADJ': {*_split('dark sunny lovely favorite best last')}.union(*ATTRIBUTES.values()),
     'NOUN': _split(*THINGS, *_THING_NOUNS, *STUFF, *ATTRIBUTES, *world_captions.PLACE_WORDS) | _OTHER_NOUNS,
 }
-WORLD_POS = {w: 'ADJ' if w in _GARMENT_ADJECTIVES else 'NOUN' for w in _GARMENT_WORDS}  # of captions of products
+# parts of speech of captions of products, for their keywords; the trees of these captions are not checked
+WORLD_POS = {w: 'ADJ' if w in _GARMENT_ADJECTIVES else 'NOUN' for w in _GARMENT_WORDS}
 WORLD_POS |= {w: kind for kind, words in WORLD_LEXICON.items() for w in words}
 PENN_TAGS = dict(
     DET='DT',
