@@ -6,7 +6,7 @@
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'SUM_WEIGHTS', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES', 'SMALL_WORDS',
            'CONDVIT', 'VIT', 'CONDVITS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'base_name',
            'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'TunedSum',
-           'validation_tasks', 'tuned_sum', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
+           'held_out_tasks', 'tuned_sum', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
            'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes',
            'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'step_table', 'line_style',
            'method_legend', 'distractor_figure', 'leads', 'referred_finding', 'query_categories', 'category_table',
@@ -238,16 +238,16 @@ class TunedSum:
         return weighted_sum(self.fusion.weights[task.task], self.fusion.read)
 
 
-def validation_tasks(backbone, data: str, products: int, conditions, seed: int = 0) -> dict:  # condition -> Task
+def held_out_tasks(backbone, data: str, products: int, conditions, seed: int = 0) -> dict:  # condition -> Task
     "Queries for `products` validation products among them and five times as many distractors."
     held_out = product_pairs(data, 'val', products, backbone.image_size, seed, VAL_DISTRACTORS * products)
     return {condition: product_task(held_out, condition) for condition in conditions}
 
 
 def tuned_sum(backbone, data: str, products: int, conditions, seed: int = 0) -> TunedSum:
-    "The sum that is tuned on `validation_tasks`."
+    "The sum that is tuned on `held_out_tasks`."
     read, curves = TextMemory(backbone), {}
-    for condition, task in validation_tasks(backbone, data, products, conditions, seed).items():
+    for condition, task in held_out_tasks(backbone, data, products, conditions, seed).items():
         curves[condition] = {w: float(recall_at_1(weighted_sum(w, read), task)) for w in SUM_WEIGHTS}
     return TunedSum(TunedFusion(curves, read))
 
@@ -331,7 +331,7 @@ def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
     def others(backbone, benchmark) -> list:
         products, conditions = p['val_products'], list(benchmark.tasks)
         sums = [Entry(tuned_sum(backbone, p['data'], products, conditions))] if products else []
-        tasks = validation_tasks(backbone, p['data'], products, conditions) if products and p['prompts'] else {}
+        tasks = held_out_tasks(backbone, p['data'], products, conditions) if products and p['prompts'] else {}
         prompted = entries_with_prompts(p['prompts'], p['seeds'], p['device'], [*tasks.values()])
         published = checkpoint_entries(p['checkpoints'], p['device'])
         return [Entry(condvit_at_start(backbone)), *sums, *prompted, *cropped_entries(p, backbone), *published]
