@@ -6,7 +6,8 @@
 __all__ = ['IMAGE_TYPES', 'LRVSF_SPLITS', 'LRVSF_DATA', 'METADATA_NAMES', 'LRVSF_CONDITIONS', 'lrvsf_folder', 'check_values',
            'parquet_file', 'ProductImages', 'read_products', 'query_pairs', 'read_distractors', 'ParquetImages',
            'tar_images', 'json_object', 'LRVSF', 'read_lrvsf', 'check_conditions', 'LRVSFTask', 'lrvsf_task',
-           'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark', 'count_simple_images', 'LRVSFPlugin']
+           'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark', 'count_simple_images', 'training_captions',
+           'LRVSFPlugin']
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0e633385
 import hashlib
@@ -540,6 +541,21 @@ def count_simple_images(root) -> pd.DataFrame:  # category, train, val, test, te
     return table.rename_axis('category').reset_index()
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #6c26ccaf
+def training_captions(data: str, n: int) -> Path:
+    """A text file with all captions of the simple images of the first `n` training products, a line each; `data` as in
+    `dataset_root`. ValueError if none has a caption."""
+    simple = read_products(dataset_root('lrvsf', data, 1, distractors=1, train=n), 'train').simple
+    simple = simple[simple['product'].isin(simple['product'].drop_duplicates()[:n])]
+    lines = [' '.join(c.split()) for row in zip(simple.caption1, simple.caption2) for c in row if isinstance(c, str)]
+    if not (lines := [line for line in lines if line]):
+        raise ValueError(f'LRVS-F: none of the first {n} training products has a caption')
+
+    def build(folder):
+        (folder / 'products.txt').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+    return stored('texts', 'lrvsf-train', dict(n=n), build, [fingerprint(lines)]) / 'products.txt'
+
+
 class LRVSFPlugin(BenchmarkPlugin):
     "LRVS-F: referred visual search by category and by text."
 
@@ -552,3 +568,7 @@ class LRVSFPlugin(BenchmarkPlugin):
         drawn = dict(distractors=distractors) if distractors else {}
         root = dataset_root(self.name, data, size, seed, **drawn)
         return lrvsf_benchmark(root, distractors=distractors, **options)
+
+    def training_captions(self, data: str, n: int) -> Path:
+        "A text file with the captions of `n` training products."
+        return training_captions(data, n)

@@ -22,7 +22,7 @@ from .comparison import UNTRAINED, compare_seeds, format_uncertainty, over_seeds
 from .entries import Entry, read_cached, trained_entry, untrained_methods
 from .matrix import rank_entries
 from .photo_triplets import sum_entry
-from .referred_search import FILTERED, base_name
+from .referred_search import FILTERED, base_name, condvit_at_start
 from ..retrieval.protocol import Benchmark, evaluate, first_images, result_rows
 from ..train import settings, trained_weights
 
@@ -119,10 +119,11 @@ def run_grocery(p: dict) -> GroceryRun:
     trained = [trained_entry(config, model, p['device']) for config in grocery_trainings(p)]
     plain = [Entry(m) for m in untrained_methods(p['methods'], model, p['seed'])]
     tuned, weight = chosen_sum(model, root)
-    entries = [*plain, tuned, *trained]
+    g, benchmark = read_grocery(root), grocery_benchmark(root)
+    start = Entry(condvit_at_start(model, sorted(set(g.products.category))))
+    entries = [*plain, tuned, start, *trained]
     if unknown := set(p['filtered']) - {e.name for e in entries}:
         raise ValueError(f'filtered: {min(unknown)!r} is not compared; allowed: {", ".join(e.name for e in entries)}')
-    g, benchmark = read_grocery(root), grocery_benchmark(root)
     folders = rank_entries(entries, {'grocery': benchmark})
     learned = grocery_pairs(g, 'train', p['samples']).products
     titles = {e.name: e.title for e in entries}

@@ -21,7 +21,9 @@ from ..core.plotting import color, page
 from ..data.datasets import language_tools
 from ..data.roots import WORLD, find_data
 from ..world import captions as world_captions
+from ..world.cloth import CLOTH_COLORS
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
+from ..world.wardrobe import PATTERN_ADJECTIVES, PATTERN_NOUNS, SUBTYPES
 
 # %% ../../nbs/03_mining/00_parsers.ipynb #c1ab06ea
 POS_CODES = dict(
@@ -144,6 +146,17 @@ _OTHER_NOUNS = _split(
     'photo picture close-up thing object afternoon grandmother day memory lunch idea week friend sale',
     'love summer thanks',
 )
+_GARMENT_WORDS = _split(
+    'pair details',
+    *CLOTH_COLORS,
+    *PATTERN_NOUNS,
+    *PATTERN_NOUNS.values(),
+    *PATTERN_ADJECTIVES.values(),
+    *(phrase.lower() for s in SUBTYPES.values() for phrase in (s.name, *s.cuts, *s.details)),
+)
+_GARMENT_ADJECTIVES = {w for w in _GARMENT_WORDS if w.endswith('ed') or w in CLOTH_COLORS} | _split(
+    'long high straight diagonal diagonally vertical floral fingerless square round low'
+)
 WORLD_LEXICON = {  # part of speech -> words
     'DET': _split('a an the my what'),
     'CCONJ': {'and'},
@@ -157,7 +170,9 @@ WORLD_LEXICON = {  # part of speech -> words
     'ADJ': {*_split('dark sunny lovely favorite best last')}.union(*ATTRIBUTES.values()),
     'NOUN': _split(*THINGS, *_THING_NOUNS, *STUFF, *ATTRIBUTES, *world_captions.PLACE_WORDS) | _OTHER_NOUNS,
 }
-WORLD_POS = {w: kind for kind, words in WORLD_LEXICON.items() for w in words}
+# parts of speech of captions of products, for their keywords; the trees of these captions are not checked
+WORLD_POS = {w: 'ADJ' if w in _GARMENT_ADJECTIVES else 'NOUN' for w in _GARMENT_WORDS}
+WORLD_POS |= {w: kind for kind, words in WORLD_LEXICON.items() for w in words}
 PENN_TAGS = dict(
     DET='DT',
     CCONJ='CC',

@@ -21,6 +21,7 @@ from cis_nb.benchmarks.lrvsf import (
     read_distractors,
     read_lrvsf,
     read_products,
+    training_captions,
 )
 from cis_nb.benchmarks.lrvsf_search import (
     encode_task,
@@ -31,7 +32,8 @@ from cis_nb.benchmarks.lrvsf_search import (
 from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images
 from cis_nb.data.products import LRVSF_CATEGORIES, resized_white_square
 from cis_nb.retrieval.protocol import evaluate_benchmark
-from cis_nb.world.lrvsf import lrvsf_root
+from cis_nb.world.lrvsf import lrvsf_root, split_products
+from cis_nb.world.wardrobe import product_captions
 
 
 @pytest.fixture
@@ -360,3 +362,14 @@ def test_drawn_distractors_become_features_and_a_stop_costs_a_block(store, monke
     assert len(found) == 52 and len(drawn) == before + 52 - 24  # three blocks of eight were kept
     again = features.image_features(model, task.source.ids[:9], load, 'other')
     assert np.allclose(found.array[:9], again.array, atol=1e-5)
+
+
+def test_captions_of_training_products_are_lines_of_a_file(store):
+    hand = Hand(products=4, split='train')
+    hand.simple[1]['blip2_caption2'] = None
+    hand.simple[2]['blip2_caption1'] = 'two\nlines'
+    folder = str(hand.write(store / 'data'))
+    lines = training_captions(folder, 3).read_text().splitlines()
+    assert lines == ['caption 0', 'other 0', 'caption 1', 'two lines', 'other 2']
+    drawn = training_captions('world', 5).read_text().splitlines()
+    assert set(drawn) == {c for i in split_products('train', 5) for c in product_captions(i.product)}

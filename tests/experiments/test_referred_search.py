@@ -38,6 +38,7 @@ from cis_nb.experiments.referred_search import (
     over_text,
     paper_table,
     rank_referred,
+    recall_at_1,
     referred_evidence,
     referred_rivals,
     run_referred,
@@ -176,10 +177,16 @@ def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model)
 
 
 @pytest.mark.e2e
-def test_trainings_answer_with_a_prompt_and_see_crops(model, tmp_path, monkeypatch):
+def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
     (e,) = entries_with_prompts({'lincir': '$ , {condition}'}, [0], 'cpu')
     assert (e.method.prompt, e.title) == ('$ , {condition}', 'LinCIR, “$ , {condition}”')
+    tasks, several = [world.tasks['category']], ['a photo of $', '$ , {condition}']
+    recall = [recall_at_1(e.method.with_prompt(p), tasks[0]) for p in several]
+    (best,) = entries_with_prompts({'lincir': several}, [0], 'cpu', tasks)
+    assert best.method.prompt == several[int(recall[1] > recall[0])] and best.title.endswith('” (chosen)')
+    with pytest.raises(ValueError, match="'lincir' has 2; give one, or val_products, which choose it"):
+        entries_with_prompts({'lincir': several}, [0], 'cpu')
     given = dict(cropped=['vit_products'], seeds=[0, 1], detector='windows', device='cpu')
     crops = cropped_entries(given, model)
     assert [(c.name, c.seed) for c in crops] == [

@@ -11,6 +11,7 @@ from cis_nb.backbones.loading import load_backbone, text_backbone
 from cis_nb.methods.lincir import SelfMasking
 from cis_nb.methods.pseudo_words import Phi, PseudoWord, load_pseudo_word, save_phi
 from cis_nb.backbones.weights import BACKBONES, build_text_model
+from cis_nb.benchmarks.lrvsf import training_captions
 
 torch.set_num_threads(1)
 
@@ -169,3 +170,14 @@ def test_a_traced_tower_gives_the_same_loss(store):
     assert abs(loss(compile='eager') - loss()) < 1e-5
     with pytest.raises(ValueError, match="compile: 'fast' is not allowed: .*'inductor'"):
         settings(p | dict(compile='fast'))
+
+
+def test_a_corpus_of_products_is_read_by_the_parser_of_the_world(store):
+    from cis_nb.methods.lincir import LinCIRConfig, corpus_of
+
+    corpus = Corpus(corpus_of(LinCIRConfig(corpus='products', products=6)))
+    captions = training_captions('world', 6).read_text().splitlines()
+    assert corpus.about['parser'].startswith('en_cis_world') and len(corpus) == len(captions)
+    assert all(corpus.rows([i], 77)['run'].max() > 0 for i in range(len(corpus)))  # each has a keyword
+    both = Corpus(corpus_of(LinCIRConfig(corpus='world + products', products=6, world_images=5)))
+    assert len(both) > len(corpus)
