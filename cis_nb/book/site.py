@@ -485,7 +485,12 @@ def _cards(found: dict, states: dict, receipts: list, counts: pd.DataFrame, wall
     )
 
 # %% ../../nbs/10_book/01_site.ipynb #1bd0aac0
-VERDICT_COLORS = {'reproduced': 'done', 'not reproduced': 'failed', 'undecided': 'earlier', 'too few queries': 'earlier'}
+VERDICT_COLORS = {
+    'reproduced': 'done',
+    'not reproduced': 'failed',
+    'undecided': 'earlier',
+    'too few queries': 'earlier',
+}
 
 
 def _verdicts(found: dict) -> str:
