@@ -52,6 +52,7 @@ from ..core.plotting import color, forest, page
 from ..core.report import show_table
 from ..core.store import project_root
 from ..data.datasets import data_title
+from ..data.roots import WORLD
 from .composed_retrieval import run_composed
 from .genecis import GenecisRun, run_genecis
 
@@ -582,7 +583,7 @@ class JudgedRun:
 
 def tested_on(experiment: str, params: dict) -> str:
     "An experiment with its backbones and data, in words."
-    data, given = params.get('data', 'world'), params.get('backbones') or [params.get('backbone', '')]
+    data, given = params.get('data', WORLD), params.get('backbones') or [params.get('backbone', '')]
     backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
     return f'{experiment}; {backbones}{data_title(data, data)}'
 
