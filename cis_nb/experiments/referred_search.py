@@ -46,12 +46,13 @@ from ..benchmarks.lrvsf_training import product_pairs
 from ..core.code import code_version
 from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, manifest, stored
 from ..data.products import LRVSF_CATEGORIES, packed_source
 from ..data.roots import dataset_root, find_data, is_world, need_file
 from cis_nb.experiments.combiner_ablations import (
     BY_CONSTRUCTION,
     OWN_COMPARISON,
+    between,
     claim_evidence,
     format_interval,
     untested,
@@ -865,14 +866,8 @@ def falls(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evid
 
 
 def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
-    "L04: what the filtered gallery adds to the ViT's R@1, and its distance to both ends of 2 to 4 points."
-    gain = interval_envelope(leads(run, VIT + FILTERED, [VIT], distractors, seed=seed)[VIT])
-    diff, low, high = gain['diff'], gain['low'], gain['high']
-    said = f'gain of the filter {format_interval(gain)} points, asked: 2 to 4'
-    return [
-        dict(what=f'{said}; above 2 by', diff=diff - 2, low=low - 2, high=high - 2),
-        dict(what='below 4 by', diff=4 - diff, low=4 - high, high=4 - low),
-    ]
+    "L04: what the filtered gallery adds to the ViT's R@1, between 2 and 4 points."
+    return between(leads(run, VIT + FILTERED, [VIT], distractors, seed=seed)[VIT], 2, 4, 'gain of the filter')
 
 
 def lead_line(run: ReferredRun, a: str, b: str, distractors: int, task='category', seed=0, role='') -> dict:

@@ -368,10 +368,7 @@ def test_the_model_that_reads_captions_has_the_name_that_pages_look_for():
 def test_the_filter_is_asked_for_two_to_four_points():
     run = lines({'vit_products': [1] * 2 + [2] * 18, 'vit_products' + FILTERED: [1] * 3 + [2] * 17}, seeds=(0,))
     above, below = filter_gain(run, 5)
-    assert above['what'].startswith('gain of the filter +5.00 [') and above['what'].endswith(
-        'asked: 2 to 4; above 2 by'
-    )
-    assert (above['diff'], below['diff'], below['what']) == (3, -1, 'below 4 by')
+    assert (above['diff'], below['diff'], above['asked'], above['measured']['diff']) == (3, -1, '2 to 4', 5)
 
 
 def test_galleries_of_both_tables_are_joined():
