@@ -93,8 +93,10 @@ def test_captions_without_a_sub_type_have_no_trainings_by_noun():
 
 
 def test_text_alone_is_a_rival_of_every_training_by_words():
-    assert all({ct.TEXT_ONLY, ct.TUNED} <= set(rivals) for rivals in ct.RIVALS.values())
-    assert all(ct.TEXT_ONLY in rivals and set(rivals) <= set(ct.RIVALS[own]) for own, rivals in ct.HEADLINE.items())
+    assert all({ct.START_TEXT, ct.TUNED} <= set(rivals) for rivals in ct.TRANSFER_RIVALS.values())
+    assert all(
+        ct.START_TEXT in rivals and set(rivals) <= set(ct.TRANSFER_RIVALS[own]) for own, rivals in ct.HEADLINE.items()
+    )
 
 
 def test_the_sum_of_the_start_is_tuned_on_queries_without_held_out_words(monkeypatch):
