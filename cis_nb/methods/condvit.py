@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['PUBLISHED_TEXT_MODEL', 'SentenceTexts', 'text_reader', 'CondViTMethod', 'published_name', 'published_condvit',
            'draw_crop', 'ProductStream', 'product_task', 'CondViTTraining', 'read_run', 'load_condvit',
-           'ProductsConfig', 'CondViTConfig', 'training_products', 'CondViTPlugin']
+           'ProductsConfig', 'CondViTConfig', 'drawn_noun', 'with_nouns', 'training_products', 'CondViTPlugin']
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #31d6a391
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +43,7 @@ from .contrastive import all_gather_with_grad, info_nce
 from ..retrieval.protocol import Protocol, Task
 from ..training.loop import epoch_order
 from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
+from ..world.wardrobe import Product, product_captions, product_phrase
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #cd8bcb52
 class SentenceTexts:
@@ -430,6 +431,7 @@ class CondViTConfig(ProductsConfig):
 
     warmup: int = Field(10, ge=0, description='steps that train projection and new parameters alone')
     condition: Literal['text', 'category', 'none'] = Field('text', description='what a query is conditioned on')
+    texts: Literal['captions', 'nouns'] = Field('captions', description='nouns: names of sub-types, of drawn products')
     text_model: str = Field('backbone', description='backbone, or a model of sentence-transformers')
     insert_before: int = Field(1, ge=1, description='the block before which the token enters')
     gallery_token: bool = Field(False, description='gallery images get a learned empty token')
@@ -440,18 +442,41 @@ class CondViTConfig(ProductsConfig):
     def _conditions_fit(self):
         if self.condition == 'none' and self.gallery_token:
             raise ValueError('gallery_token must be false where condition is none')
-        if self.condition != 'text' and self.text_model != 'backbone':
-            raise ValueError(f"text_model must be 'backbone' where condition is {self.condition!r}")
+        for name, value in dict(text_model='backbone', texts='captions').items():
+            if self.condition != 'text' and getattr(self, name) != value:
+                raise ValueError(f'{name} must be {value!r} where condition is {self.condition!r}')
         return self
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #040b632e
-def training_products(config: ProductsConfig, image_size: int) -> tuple:  # ProductPairs to learn from, name -> Task
+def drawn_noun(product: str, captions) -> str:
+    "The name of the sub-type of a product that the world has drawn; ValueError for another product."
+    p = Product(int(product)) if product.isdecimal() else None
+    if p is None or list(captions) != list(product_captions(p)):
+        raise ValueError(
+            f'texts: nouns are known of products that the world has drawn, and {product!r} is none; use texts: captions'
+        )
+    return product_phrase(p.subtype, ())
+
+
+def with_nouns(pairs: ProductPairs) -> ProductPairs:
+    "Drawn products with the name of the sub-type as their one caption: *a scarf*, *a pair of gloves*."
+    nouns = [[drawn_noun(*of)] for of in zip(pairs.simple['product'], pairs.simple.captions)]
+    return replace(pairs, simple=pairs.simple.assign(captions=nouns))
+
+
+def training_products(
+    config: ProductsConfig,
+    image_size: int,
+    texts: str = 'captions',  # or nouns, of drawn products
+) -> tuple:  # ProductPairs to learn from, name -> Task
     """What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither.
     `skipped` of the pairs has what either reader has left out."""
     product_pairs = api.get('benchmark', config.products).product_pairs
     pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size))  # for all seeds the same
     val = product_pairs(config.data, 'val', config.val_samples, image_size, 0, config.distractors)
     pairs, val = without_words(pairs, config.held_out), without_words(val, config.held_out)
+    if texts == 'nouns':
+        pairs, val = with_nouns(pairs), with_nouns(val)
     val.images = packed_source(val.images, image_size)
     pairs.skipped |= {f'{reason} (validation)': names for reason, names in val.skipped.items()}
     return pairs, {'products': product_task(val, config.condition)}
@@ -480,11 +505,11 @@ class CondViTPlugin(Plugin):
         return TrainableBackbone
 
     def inputs(self, backbone, config) -> list:
-        pairs, tasks = training_products(config, backbone.image_size)
+        pairs, tasks = training_products(config, backbone.image_size, config.texts)
         return [pairs.key, *(task.fingerprint for task in tasks.values())]
 
     def objective(self, backbone, config) -> CondViTTraining:
-        pairs, tasks = training_products(config, backbone.image_size)
+        pairs, tasks = training_products(config, backbone.image_size, config.texts)
         chosen = {k: getattr(config, k) for k in ('condition', 'insert_before', 'gallery_token')}
         chosen['categories'] = pairs.categories
         if config.condition == 'text':
