@@ -47,7 +47,7 @@ PLUGINS = dict(
     lincir=(lambda _: lincir, 'LinCIRPlugin', {}),
     pic2word=(lambda _: pic2word, 'Pic2WordPlugin', {}),
     searle=(lambda _: searle, 'SearlePlugin', {}),
-    condvit=(lambda _: condvit, 'CondViTPlugin', {}),
+    condvit=(lambda _: condvit, 'CondViTPlugin', dict(texts='captions')),
     combiner_products=(lambda _: combiner_products, 'ProductCombinerPlugin', {}),
     learned_sum=(learned_sum, 'LearnedSumPlugin', {}),
     your_own_method=(your_own_method, 'SumPlugin', {}),

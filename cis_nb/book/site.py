@@ -228,13 +228,15 @@ def relink(
     chapter: str = '',
     name: str = '',  # where the link stands: the chapter, and its page
 ) -> str:
-    "Turn links to notebooks into links to their pages; `05_train.ipynb#lincir` leads to `05_train.lincir`, if there."
+    """Turn links to notebooks into links to their pages. `05_train.ipynb#lincir` leads to `05_train.lincir`; in a book
+    without it, whose profile has no such file, to the chapter."""
 
     def page_of(m):
         target, place = posixpath.normpath(posixpath.join(posixpath.dirname(chapter), m[1])), m[2] or ''
         page = docs.get(target, target)
-        if (variant := f'{target}.{place[1:]}') in docs:
-            page, place = variant, ''
+        variant = f'{target}.{place[1:]}'
+        if variant in docs or any(project_root().glob(f'params/*/{variant}.yaml')):
+            page, place = docs.get(variant, page), ''
         return f']({posixpath.relpath(page, posixpath.dirname(name) or ".")}.ipynb{place})'
 
     return re.sub(r'\]\(([\w./-]+)\.ipynb(#[^)]*)?\)', page_of, source)
