@@ -262,7 +262,8 @@ def notebook_page(nb: dict, docs: dict, line: str = '', caption: str = '', chapt
 # %% ../../nbs/10_book/01_site.ipynb #6541c68e
 def page_title(e) -> str:
     "The title of an experiment's page: that of its notebook, the method of a training, and the variant."
-    title, given = heading(read_notebook(e.notebook))[0] or e.chapter, {**(e.defaults or {}), **e.params}
+    ran = json_or_empty(e.receipt).get('params', {})  # names the method where the parameter file says `auto`
+    title, given = heading(read_notebook(e.notebook))[0] or e.chapter, {**(e.defaults or {}), **e.params, **ran}
     method, variant = (api.resolve_method(given) if 'method' in given else ''), e.name[len(e.chapter) + 1 :]
     return title + f': {method}' * bool(method) + f' ({variant})' * (variant not in ('', method))
 

@@ -37,6 +37,7 @@ def package(tmp_path):
 def key(package) -> str:
     "The key of a function of the copy, told by a process of its own."
     env = dict(os.environ, PYTHONPATH=str(package.parent))
+    env.pop('PYTHONDONTWRITEBYTECODE', None)
     said = subprocess.run([sys.executable, '-c', KEY], cwd=package, env=env, capture_output=True, text=True, check=True)
     version, file = said.stdout.split()
     assert file == str(package / '__init__.py')
@@ -55,6 +56,33 @@ def test_a_helper_that_changes_changes_the_key_and_an_unrelated_module_does_not(
     assert key(package) == before
     append(package / 'core' / 'store.py', '\nnew = 1\n')  # `finish` is in core.report, which imports it
     assert key(package) != before
+
+
+def facts_file(package) -> Path:
+    [file] = (package / '__pycache__').glob('modules-*.json')
+    return file
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('damage', ['cut', 'removed', 'stale'])
+def test_kept_facts_of_modules_never_decide_a_key(package, damage):
+    before = key(package)
+    file = facts_file(package)
+    if damage == 'cut':
+        file.write_text(file.read_text()[:1000])
+    if damage == 'removed':
+        file.unlink()
+    if damage == 'stale':  # of the time and size that the module had before it changed
+        append(package / 'core' / 'store.py', '\nnew = 1\n')
+    assert (key(package) == before) == (damage != 'stale')
+    assert facts_file(package).stat().st_size > 1000 and not list(file.parent.glob('modules-*.[0-9]*'))
+
+
+def test_kept_facts_are_those_of_the_source(monkeypatch):
+    kept = code.module_facts('cis_nb.api')
+    monkeypatch.setattr(code, '_kept', lambda held={}: held)  # of a process that finds none
+    monkeypatch.setattr(code, '_keep', lambda file: None)
+    assert code.module_facts('cis_nb.api') == kept and kept['places']['every method']
 
 
 @pytest.mark.parametrize(
