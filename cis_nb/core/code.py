@@ -135,6 +135,12 @@ def module_file(module: str) -> Path:
     return _HERE.joinpath(*module.split('.')[1:]).with_suffix('.py')
 
 
+def _stamp(file: Path) -> tuple:  # size, time of the last change
+    "What tells that a file was written."
+    found = os.stat(file)
+    return found.st_size, found.st_mtime_ns
+
+
 def _facts_of(source: str, module: str) -> dict:
     "What the source of a module says; in the form of JSON."
     places = places_of(source)
@@ -145,7 +151,6 @@ def _facts_of(source: str, module: str) -> dict:
         asked=[] if set(places) - {''} else sorted(names_asked(source)),
     )
 
-
 # %% ../../nbs/00a_core/00_code.ipynb #c0defac9
 def _kept_file() -> Path:
     "Where the answers are kept; another version of this module has a file of its own."
@@ -154,7 +159,7 @@ def _kept_file() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _kept() -> dict:  # module -> [[time, size], facts]
+def _kept() -> dict:  # module -> [[size, time], facts]
     "The answers of earlier processes; none if the file is missing or damaged."
     try:
         return json.loads(_kept_file().read_text(encoding='utf-8'))
@@ -176,25 +181,24 @@ def _keep(file: Path):
 
 
 def module_facts(module: str) -> dict:  # imports, hash, places, asked
-    "What a module of the library says; read again when its file has changed."
-    stat = (file := module_file(module)).stat()
-    stamp = [stat.st_mtime_ns, stat.st_size]
+    "What a module of the library says; read again when its file has changed. Nothing for a name that is no module."
+    try:
+        stamp = list(_stamp(file := module_file(module)))
+    except FileNotFoundError:
+        return {}
     if _kept().get(module, [None])[0] != stamp:
         _kept()[module] = [stamp, _facts_of(file.read_text(encoding='utf-8'), module)]
         _keep(_kept_file())
     return _kept()[module][1]
-
 
 # %% ../../nbs/00a_core/00_code.ipynb #cf2801dc
 def import_closure(names) -> dict:  # module -> hash
     "The modules among `names` and all that they import, directly or through others."
     todo, found = set(names), {}
     while todo:
-        if (name := todo.pop()) in found or not module_file(name).is_file():
-            continue
-        facts = module_facts(name)
-        found[name] = facts['hash']
-        todo.update(facts['imports'])
+        if (name := todo.pop()) not in found and (facts := module_facts(name)):
+            found[name] = facts['hash']
+            todo.update(facts['imports'])
     return dict(sorted(found.items()))
 
 # %% ../../nbs/00a_core/00_code.ipynb #ab622071
@@ -206,8 +210,7 @@ def named_closure(
     todo, seen, found, places, asked = set(modules), set(), {}, {}, {'', *names}
     while todo:
         seen.add(name := todo.pop())
-        if module_file(name).is_file():
-            facts = module_facts(name)
+        if facts := module_facts(name):
             found[name] = facts['hash']
             asked.update(facts['asked'])
             for n, held in facts['places'].items():
@@ -306,13 +309,8 @@ def _named_by(function) -> dict:  # name -> value
     return {n: v for n, v in found.items() if n not in records}
 
 # %% ../../nbs/00a_core/00_code.ipynb #fc5ed41d
-def _stamp(file: Path) -> tuple:  # size, time of the last change
-    "What tells that a file was written."
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
-
-
 _sources = {f: (_stamp(f), f.read_text(encoding='utf-8')) for f in _HERE.rglob('*.py')}  # as this process has met them
+_modules = {'.'.join([PACKAGE, *f.relative_to(_HERE).with_suffix('').parts]): f for f in _sources}
 
 
 def _is_changed(file: Path) -> bool:
@@ -325,9 +323,8 @@ def _is_changed(file: Path) -> bool:
 
 def check_unchanged():
     "Raise RuntimeError if a loaded module of the library is no longer what its file says."
-    for name, m in list(sys.modules.items()):
-        file = Path(getattr(m, '__file__', None) or '') if name.startswith(f'{PACKAGE}.') else None
-        if file in _sources and _is_changed(file):
+    for name, file in _modules.items():
+        if name in sys.modules and _is_changed(file):
             raise RuntimeError(
                 f'{file} has changed since this process began, and what is computed here would be kept as the work '
                 'of the new code: start the process (or the kernel) again'

@@ -364,8 +364,9 @@ def result_rows(per_query: pd.DataFrame, ks=(1, 2, 3), metrics=('recall',), seed
         tasks.append(('mean', np.ones(len(per_query), bool)))
     for task, sel in tasks:
         about = dict(labels, task=task, protocol=_joint_protocol(per_query.protocol[sel]))
+        group = per_query.task.to_numpy() if task == 'mean' else None
         for m, k in measures(metrics, ks):
-            values, metric, group = METRICS[m](r[sel], k), METRICS[m], list(per_query.task[sel])
+            values, metric = METRICS[m](r[sel], k), METRICS[m]
             row = result_row(values, seed, group, family[sel], metric.median, metric.scale, metric=m, k=k, **about)
             rows.append(row)
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
