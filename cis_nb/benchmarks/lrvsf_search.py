@@ -210,7 +210,7 @@ class BootstrapIds:
 
     products: list  # lists of product ids
     distractors: dict  # size -> lists of distractor ids
-    name: str = 'stored'  # for the protocol
+    name: str = 'stored'  # where they are from, as a page says it
 
     @cached_property
     def fingerprint(self) -> str:
@@ -252,7 +252,7 @@ def draw_bootstrap(
     rng, ids = np.random.default_rng(seed), task.queries.query_id.tolist()
     drawn = [rng.choice(ids, n).tolist() for _ in range(folds)]
     others = {s: [rng.choice(task.distractor_ids, s).tolist() for _ in range(folds)] for s in sizes}
-    return BootstrapIds(drawn, others, f'drawn with seed {seed}')
+    return BootstrapIds(drawn, others, f'none stored, drawn with seed {seed}')
 
 
 BOOTSTRAP_FILES = ('bootstrap_IDs.json', 'bootstrap_IDs.pkl')  # of a data set, the first that is there

@@ -602,6 +602,7 @@ def first_figure(nb: dict) -> bytes:
 FIGURES_FROM = (  # the front page's first choices
     '06_evaluation/genecis',
     '06_evaluation/pseudo_words_circo_cirr',
+    '06_evaluation/lrvsf',
     '07_ablations/noise',
     '08_scaling/triplets',
 )

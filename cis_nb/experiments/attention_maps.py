@@ -22,6 +22,7 @@ from PIL import Image
 from ..backbones.conditional_vit import CondViT, block_inputs, conditional_attention
 from ..core.plotting import page
 from ..data.products import resized_white_square
+from .combiner_ablations import format_interval
 from .comparison import verdict
 from ..methods.condvit import CondViTMethod
 from ..retrieval.statistics import bootstrap_ci
@@ -218,18 +219,21 @@ def pointing_table(hits: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 
 def pointing_note(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> str:
-    "In which categories `a` looks at the product less often than `b`, and for which of them the interval says so."
-    less, sure = [], []
-    for name, some in hits.groupby('category'):
+    "How much more often `a` looks at the product than `b`, over all queries and where the interval excludes zero."
+
+    def difference(some) -> dict:
         diff, low, high = bootstrap_ci(some[a] - some[b], seed=seed, families=some.family)
-        if diff < 0:
-            said = f'{name} ({some[a].mean():.0f} against {some[b].mean():.0f} %)'
-            (sure if verdict(dict(low=low, high=high)) == 'worse' else less).append(said)
-    if not less and not sure:
-        return f'{a} looks at the product at least as often as {b} in every category.'
-    parts = [', '.join(sure) + ' (the interval of the difference excludes zero)'] if sure else []
-    parts += [', '.join(less) + ' (it includes zero)' if sure else ', '.join(less) + ' (undecided)'] if less else []
-    return f'{a} looks at the product less often than {b} in {"; ".join(parts)}.'
+        return dict(diff=diff, low=low, high=high)
+
+    whole, by_verdict = difference(hits), dict(better=[], worse=[])
+    for name, some in hits.groupby('category'):
+        said = f'{name} ({some[a].mean():.0f} against {some[b].mean():.0f} %)'
+        by_verdict.get(verdict(difference(some)), []).append(said)
+    parts = [f'{word} in {", ".join(found)}' for word, found in by_verdict.items() if found]
+    return (
+        f'{a} minus {b} over all {len(hits)} queries: {format_interval(whole)} points ({verdict(whole)}); '
+        f'by category {"; ".join(parts) or "no difference whose interval excludes zero"}.'
+    )
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c0d25520
 @torch.no_grad()

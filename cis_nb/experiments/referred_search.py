@@ -4,20 +4,20 @@
 
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SUM_WEIGHTS', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE',
-           'RIVAL_NOTES', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'CONDVITS', 'SMALL_WORDS', 'SUBSETS_HOLD', 'CROP', 'CLIP4CIR',
+           'RIVAL_NOTES', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'CONDVITS', 'CONTROLS', 'SMALL_WORDS', 'CROP', 'CLIP4CIR',
            'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'FEWEST_HITS', 'under', 'condition_title', 'base_name',
            'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'TunedSum',
            'held_out_tasks', 'tuned_sum', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
            'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes',
-           'training_budgets', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
-           'step_table', 'line_style', 'method_legend', 'shown_tasks', 'distractor_figure', 'leads', 'referred_finding',
-           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'category_leads',
-           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'visible_areas',
-           'area_table', 'area_figure', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
-           'example_strips', 'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods',
-           'among_as', 'fall', 'falls', 'filter_gain', 'lead_line', 'over_text', 'caption_gain', 'late_fusion',
-           'category_accuracy', 'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines',
-           'size_slopes', 'referred_evidence']
+           'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
+           'category_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'distractor_figure', 'leads',
+           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
+           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
+           'accuracy_note', 'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords',
+           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
+           'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain', 'lead_line',
+           'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines', 'slope_interval',
+           'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
@@ -142,6 +142,7 @@ class ReferredRun:
     per_query: pd.DataFrame  # a line per task, method, seed, query and number of distractors
     titles: dict  # method, and method with FILTERED, -> title
     bootstrap: pd.DataFrame = None  # BOOTSTRAP_COLUMNS: scores on the subsets of the data set
+    subsets: BootstrapIds = None  # that gave the scores
 
     @property
     def steps(self) -> list:
@@ -213,11 +214,12 @@ def run_referred(p: dict, others=None) -> ReferredRun:
             f'filtered: {min(unknown)!r} is not compared here; allowed: {", ".join(e.name for e in entries)}'
         )
     steps = distractor_steps(max(len(t.distractors) for t in benchmark.tasks.values()), p['first_step'])
-    folders = rank_referred(entries, benchmark, steps, p['filtered'], subsets_of(p, benchmark))
+    subsets = subsets_of(p, benchmark)
+    folders = rank_referred(entries, benchmark, steps, p['filtered'], subsets)
     titles = {e.name: e.title for e in entries}
     titles |= {m + FILTERED: f'{titles[m]}, filtered by category' for m in p['filtered']}
     scores = read_cached(folders, 'bootstrap', BOOTSTRAP_COLUMNS)
-    return ReferredRun(benchmark, model, entries, folders, read_cached(folders), titles, scores)
+    return ReferredRun(benchmark, model, entries, folders, read_cached(folders), titles, scores, subsets)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #00493ea1
 SUM_WEIGHTS = tuple(round(0.1 * i, 1) for i in range(11))  # shares of the text
@@ -409,6 +411,18 @@ def _kept_step(run: Path) -> str:
     return f'{json.loads(best.read_text())["step"]:,}' if best.exists() else '–'
 
 
+def _tower_steps(given: dict) -> str:
+    "The steps in which a training changes the backbone."
+    steps = given['tune_steps'] if 'tune_steps' in given else given['steps'] if given.get('tune') == 'all' else 0
+    return f'{steps:,}'
+
+
+def _first_scale(given: dict) -> str:
+    "The factor of the cosines in the loss at the first step."
+    scale = given.get('scale') or (1 / given['tau'] if 'tau' in given else None)
+    return f'{scale:g}' if scale else '–'
+
+
 def training_budgets(entries: list) -> pd.DataFrame:
     "A row for each training: what it learned from, steps, batch, learning rate, condition, and the steps it kept."
     runs = {}  # name -> the runs of its seeds; a crop shares the run of its encoder
@@ -423,10 +437,17 @@ def training_budgets(entries: list) -> pd.DataFrame:
             samples = f'captions of {given["world_images"]:,} images'
         learns = dict(method=same[0].title, learns_from=source, samples=samples, condition=_condition_of(given))
         rates = dict(steps=f'{given["steps"]:,}', batch=given['batch_size'], lr=f'{given["lr"]:g}')
+        rates |= dict(tower_steps=_tower_steps(given), first_scale=_first_scale(given))
         rows.append(
             learns | rates | dict(validation_products=given.get('val_samples', '–'), kept_steps=' / '.join(kept))
         )
     return pd.DataFrame(rows).rename(columns=lambda c: {'lr': 'learning rate'}.get(c, c.replace('_', ' ')))
+
+
+def last_step_note(budgets: pd.DataFrame) -> str:
+    "Which trainings were best at their last step in every seed, so that longer ones may be better; empty for none."
+    last = [r['method'] for r in budgets.to_dict('records') if set(r['kept steps'].split(' / ')) == {r['steps']}]
+    return f'Still best at the last step in every seed, so longer training may help: {", ".join(last)}.' if last else ''
 
 
 def budget_note(p: dict) -> str:
@@ -523,6 +544,9 @@ def leads(run: ReferredRun, method: str, rivals: list, distractors: int, task='c
     return {rival: compare_seeds(lines, method, rival, k=k, seed=seed) for rival in rivals}
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #4fcfa269
+CONTROLS = {'condvit_start', TEXT_ALONE}  # they show what training and reference add, and are no rivals
+
+
 def _cat_at_1(results: pd.DataFrame, method: str) -> str:
     "Cat@1 of a method with its deviation over seeds, or its interval; nothing where categories are unknown."
     rows = over_seeds(results[(results.metric == 'cat_acc') & (results.method == method)])
@@ -530,17 +554,19 @@ def _cat_at_1(results: pd.DataFrame, method: str) -> str:
 
 
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
-    "R@1 of a method beside chance and its strongest rival, its Cat@1, and how many rivals are behind."
+    "R@1 of a method beside chance and its strongest rival, its Cat@1, and how many rivals and controls are behind."
     mine = results[(results.task == 'category') & (results.distractors == distractors) & (results.k == 1)]
     mean = mine[mine.metric == 'recall'].groupby('method').value.mean()
     guess = 100 / len(gallery_among(run.benchmark.tasks['category'], distractors))
     title, strongest = run.titles, mean[[*gains]].idxmax()
-    behind = sum(all(c['low'] > 0 for c in found) for found in gains.values())
+    groups = dict(rivals=set(gains) - CONTROLS, controls=CONTROLS & set(gains))
+    beaten = {m for m, found in gains.items() if all(c['low'] > 0 for c in found)}
+    behind = ' and '.join(f'{len(ms & beaten)} of {len(ms)} {name}' for name, ms in groups.items() if ms)
     return (
         f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %, '
         f'{mean[method] / guess:,.0f} times chance{_cat_at_1(mine, method)}; strongest rival {title[strongest]} '
-        f'{mean[strongest]:.1f} %, difference {format_differences(gains[strongest])}; better than {behind} of '
-        f'{len(gains)} rivals in every seed'
+        f'{mean[strongest]:.1f} %, difference {format_differences(gains[strongest])}; in every seed better than '
+        f'{behind}'
     )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f5cb3da1
@@ -659,6 +685,24 @@ def category_area_figure(run: ReferredRun, areas: pd.Series, distractors: int, t
     method_legend(fig, axes)
     return fig
 
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #16a0c7e2
+def accuracy_note(run: ReferredRun, method: str, distractors: int) -> str:
+    "Cat@1 of a method by seed, and where it is lowest; empty where categories are unknown."
+    t, lines = run.benchmark.tasks['category'], run.among(distractors)
+    mine = lines[(lines.method == method) & lines.category_hit.notna()]
+    if not len(mine):
+        return ''
+    mine = mine.assign(category=mine.query_id.map(query_categories(t)), hit=100 * mine.category_hit.astype(float))
+    by_seed, lowest = mine.groupby('seed').hit.mean(), mine.groupby(['seed', 'category']).hit.mean()
+    seed, category = lowest.idxmin()
+    some = mine[(mine.seed == seed) & (mine.category == category)]
+    image, n = some['first'].mode()[0], int((some['first'] == some['first'].mode()[0]).sum())
+    return (
+        f'Cat@1 of {run.titles[method]} by seed: {", ".join(f"{v:.1f}" for v in by_seed)} %. It is lowest under '
+        f'{category}: {lowest.min():.1f} % of {len(some):,} queries in one seed, where one image of the category '
+        f'{t.category_of[image]} is first for {n:,} of them.'
+    )
+
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1c6ca971
 def visible_areas(task) -> pd.Series:  # query_id -> percent of the image
     """The pixels that show each query's product, counted once and kept; without those that are hidden, and empty for
@@ -708,11 +752,11 @@ def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:
         worn = [Product(number) for number in parse_address(reference).numbers]
         asked = Queries([str(p.id) for p in worn], [[p.category] for p in worn], [reference] * len(worn), task.source)
         for p, top in zip(worn, first_images(entry.method, asked, gallery, k)):
-            marks = ['target' if i == target.get(str(p.id)) else None for i in top]
-            about = f'{p.category}: {p.caption}'
-            rows.append(
-                dict(images=[task.load(i) for i in (reference, *top)], outlines=['reference', *marks], title=about)
-            )
+            wanted = target.get(str(p.id))
+            shown = [reference, *top, *([wanted] if wanted and wanted not in top else [])]
+            marks = ['reference', *('target' if i == wanted else None for i in shown[1:])]
+            about = f'{p.category}: {p.caption}' + ' (not in the gallery)' * (wanted is None)
+            rows.append(dict(images=[task.load(i) for i in shown], outlines=marks, title=about))
     return rows
 
 
@@ -756,7 +800,14 @@ def example_strips(run: ReferredRun, entry: Entry, distractors: int, task: str =
     return [ranking_strip(t, a, f'{name}, rank {a["rank"]}: ', k) for name, (_, a) in zip(chosen, three.iterrows())]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #244987ad
-SUBSETS_HOLD = 'galleries of half the products, hence higher; last column: all products'
+def subsets_note(run: ReferredRun) -> str:
+    "How many subsets there are, where they are from, and how many different products the gallery of one holds."
+    drawn, total = run.subsets.products, len(run.benchmark.tasks['category'])
+    different = np.mean([len(set(ids)) for ids in drawn])
+    return (
+        f'{len(drawn)} subsets ({run.subsets.name}), a gallery has {different:,.0f} of {total:,} products on average, '
+        'so R@1 is higher; last column: all products'
+    )
 
 
 def _with_deviation(value: float, std: float) -> str:
@@ -974,7 +1025,7 @@ def fewest_hits(lines: pd.DataFrame, method: str) -> int:
 
 def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, seed: int = 0) -> list:  # of evidence
     "A line for each method of the paper among `titles` and for each pair; too few hits: a line that says so."
-    late, own, measure = f'{CLIP4CIR}_category', f'{COMBINER}_category', 'loss of R@1 per halving of the area'
+    late, own, measure = f'{CLIP4CIR}_category', f'{COMBINER}_category', 'slope of R@1 per doubling of the area'
     there = [m for m in (CONDVIT, VIT, CROP, late, own) if m in titles]
     few = {m: n for m, n in ((m, fewest_hits(lines, m)) for m in there) if n < FEWEST_HITS}
     known = [m for m in there if m not in few]
@@ -982,14 +1033,14 @@ def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, seed: int =
     def line(weights: dict) -> dict:
         what = f'{measure}: {" − ".join(titles[m] for m in weights)}'
         found = claim_evidence(area_slopes(lines, weights, areas, seed), what, OWN_COMPARISON if own in weights else '')
-        return dict(found, unit=' % of its own R@1')
+        return dict(found, unit=' % of its mean R@1')
 
     pairs = [{m: 1, CONDVIT: -1} for m in (VIT, late, own) if {m, CONDVIT} <= {*known}]
     found = [line(weights) for weights in [*({m: 1} for m in known), *pairs]]
     if {CONDVIT, CROP} <= {*known}:
         pair = area_slopes(lines, {CONDVIT: 1, CROP: -1}, areas, seed)
         alike = within(pair, ALIKE_SLOPES, f'{measure}: {titles[CONDVIT]} − {titles[CROP]}')
-        found += [dict(c, unit=' % of its own R@1') for c in alike]
+        found += [dict(c, unit=' % of its mean R@1') for c in alike]
     return found + [untested(f'{measure}: {titles[m]} finds only {n} targets, too few') for m, n in few.items()]
 
 

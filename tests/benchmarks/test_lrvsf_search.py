@@ -265,6 +265,19 @@ def test_a_corrupt_jpeg_in_the_gallery_is_skipped_and_counted(tmp_path, store):
     assert lines.groupby('distractors').gallery_size.first().tolist() == [5, 8, 13]  # d3 is one of the first four
 
 
+def test_a_corrupt_reference_is_skipped_and_counted(tmp_path, store):
+    from cis_nb.backbones.loading import load_backbone
+
+    h = Hand()
+    h.files['c2'] = h.files['c2'][:80]
+    task = lrvsf_task(read_lrvsf(h.write(tmp_path / 'lrvsf')), ks=(1,))
+    whole = len(task)
+    e = encode_task(FusionMethod(name='i', fuse=lambda r, c: r, backbone=load_backbone('tiny')), task)
+    assert set(e.features.skipped.id) == {'c2'} and 'partial' in str(e.task.protocol)
+    assert 'c2' not in set(e.task.queries.reference) and len(e.task) == whole - (task.queries.reference == 'c2').sum()
+    assert len(e.task) < whole
+
+
 def test_a_gallery_smaller_than_k_is_refused(data):
     with pytest.raises(ValueError, match='a gallery of 8 has no R@9; use smaller ks'):
         evaluate(dots(), lrvsf_task(data, distractors=2, ks=(1, 9)))

@@ -30,6 +30,7 @@ from cis_nb.experiments.referred_search import (
     entries_with_prompts,
     falls,
     filter_gain,
+    gallery_among,
     growing_rankings,
     joined_table,
     late_fusion,
@@ -93,14 +94,18 @@ def test_a_model_is_ranked_on_the_tasks_that_it_can_read(world, model, tmp_path,
 
 
 @pytest.mark.e2e
-def test_filtered_rankings_are_kept_apart_and_never_worse(world, model, tmp_path, monkeypatch):
+def test_filtered_rankings_are_kept_apart_and_hold_the_category_of_the_query(world, model, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
     entry = condvit(model, condition='none')
     folder, _ = rank_referred([entry], world, [20], [entry.name])  # a task each, with and without the filter
     found = pd.read_parquet(folder / 'rankings.parquet').set_index('query_id')
     plain, filtered = (found[found.method == m] for m in (entry.name, entry.name + FILTERED))
-    assert len(plain) == len(filtered) == 12 and (filtered['rank'] <= plain['rank']).all()
-    assert (filtered.gallery_size < plain.gallery_size).all()
+    assert len(plain) == len(filtered) == 12 and (plain.gallery_size == 12 + 20).all()
+    task = world.tasks['category']
+    asked, of = task.queries.set_index('query_id').condition, task.category_of
+    sizes = pd.Series([of[i] for i in gallery_among(task, 20)]).value_counts()
+    assert (filtered.gallery_size == asked.map(sizes)[filtered.index]).all()
+    assert [of[i] for i in filtered['first']] == asked[filtered.index].tolist()
 
 
 @pytest.mark.e2e
