@@ -193,7 +193,7 @@ def test_shared_maps_by_hand():
         assert np.allclose(cross[5, 0, h], np.array(expected) / sum(expected), atol=1e-6)
 
 
-@pytest.mark.parametrize('name, share', [('cross', -0.1), ('self_', 2)])
+@pytest.mark.parametrize('name, share', [('cross_share', -0.1), ('self_share', 2)])
 def test_a_share_outside_its_range_is_refused(name, share):
     with pytest.raises(ValueError, match=f'{name} must be a share'):
         T.AttentionSharing(**{name: share})
@@ -220,8 +220,8 @@ def sampled(folder, prompt, seed, steps=4):
     return np.asarray(made.images[0], int)
 
 
-def pair_of(generator, cross, self_, *triplets, seeds=None):
-    generator.sharing.cross, generator.sharing.self_ = cross, self_
+def pair_of(generator, cross, own, *triplets, seeds=None):
+    generator.sharing.cross_share, generator.sharing.self_share = cross, own
     pairs = generator.generate(list(triplets), seeds or [3] * len(triplets))
     return [(np.asarray(p.reference, int), np.asarray(p.target, int)) for p in pairs]
 
@@ -239,6 +239,35 @@ def test_sharing_lies_between_two_samplings_and_one(diffusion):
     targets = [pair_of(generator, c, s, t)[0][1] for c, s in ((0.5, 0.0), (0.0, 0.5), (1.0, 1.0))]
     for k, made in enumerate([alone[0], alone[1], *targets]):
         assert all(abs(made - other).max() > 1 for other in targets[max(0, k - 1) :])
+
+
+def test_a_layer_reads_the_targets_values_by_the_sources_map():
+    from diffusers.models.attention_processor import Attention
+
+    sharing = T.AttentionSharing()
+    sharing.begin([[0, 1, 2]], [[0, 1, 2]], 'cpu')
+    layer = Attention(query_dim=8, cross_attention_dim=6, heads=2, dim_head=4, processor=T.SharedAttention(sharing))
+    x, words = torch.randn(2, 5, 8), torch.randn(2, 3, 6)
+    with torch.no_grad():
+        out = layer(x, encoder_hidden_states=words)[1]
+        expected = torch.zeros(5, 8)
+        for h in range(2):
+            part = slice(4 * h, 4 * h + 4)
+            scores = layer.to_q(x[0])[:, part] @ layer.to_k(words[0])[:, part].T / 2  # of the source
+            expected[:, part] = scores.softmax(-1) @ layer.to_v(words[1])[:, part]  # of the target
+        assert torch.allclose(out, layer.to_out[0](expected), atol=1e-6)
+        sharing.done = 0.9
+        assert not torch.allclose(layer(x, encoder_hidden_states=words)[1], out, atol=1e-3)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('more', [dict(guidance=1.0), dict(dtype='bfloat16')])
+def test_sharing_without_guidance_and_in_half_precision(diffusion, more):
+    generator = T.DiffusersGenerator(str(diffusion), steps=3, device='cpu', **more)
+    ((reference, target),) = pair_of(generator, 1.0, 1.0, triplet('ball', 'ball'))
+    assert np.array_equal(reference, target)
+    ((reference, shared),), ((_, alone),) = (pair_of(generator, s, s, triplet()) for s in (1.0, 0.0))
+    assert abs(shared - alone).max() > 1 and abs(shared - reference).max() > 1
 
 
 @pytest.mark.e2e
