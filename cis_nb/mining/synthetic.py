@@ -11,7 +11,7 @@ __all__ = ['ROUTES', 'INSTRUCTION_TEMPLATES', 'TOO_LONG', 'BAND_KINDS', 'BLOCK',
            'read_shard_list', 'shard_rows', 'TermJob', 'mine_terms', 'caption_shards', 'count_terms', 'frequent_terms',
            'term_list', 'term_cosines', 'cosine_band', 'band_rows', 'flat_index', 'sample_band', 'Replacements',
            'open_replacements', 'replacement_folder', 'crowded_vectors', 'search_cost', 'occurrences', 'replace_term',
-           'draw_absent', 'draw_edit_of', 'keyword_triplet', 'TripletJob', 'triplet_jobs', 'write_triplets',
+           'draw_new_term', 'draw_edit_of', 'keyword_triplet', 'TripletJob', 'triplet_jobs', 'write_triplets',
            'keyword_triplets', 'read_caption_triplets', 'mine_keyword_triplets', 'triplet_funnel', 'edit_text',
            'parse_edit', 'read_edits', 'InstructionModel', 'language_model_folder', 'load_language_model',
            'GumbelNoise', 'CausalInstructionModel', 'EditTexts', 'fine_tune_language_model', 'random_language_model',
@@ -490,14 +490,14 @@ def crowded_vectors(n: int, dim: int, seed: int = 0) -> np.ndarray:  # (n,dim) f
 
 
 def search_cost(n: int, dim: int, keep: int = 256, band=(0.5, 0.7), rows: int = 32, seed: int = 0) -> dict:
-    """Seconds of a term in the search for replacements among `n` random vectors: of `sample_band`, and of the whole
-    vocabulary for `rows` terms; and the share of the vocabulary in the band."""
+    """Processor seconds of a term in the search for replacements among `n` random vectors: of `sample_band`, and of
+    the whole vocabulary for `rows` terms; and the share of the vocabulary in the band."""
     x = crowded_vectors(n, dim, seed)
     index, seconds = flat_index(x), []
     for work in (lambda: sample_band(x, 0, *band, keep, seed), lambda: band_rows(index, x[:rows], *band)):
-        start = time.perf_counter()
+        start = time.process_time()
         found = work()
-        seconds.append((time.perf_counter() - start) / len(found))
+        seconds.append((time.process_time() - start) / len(found))
     share = sum(map(len, found)) / len(found) / n
     return dict(terms=n, dim=dim, sample=seconds[0], whole=seconds[1], in_band=share)
 
@@ -527,12 +527,13 @@ NO_REPLACEMENT = 'no replacement in the band'
 TARGET_TOO_LONG = f'new {TOO_LONG}'
 
 
-def draw_absent(options: list, caption: str, rng: random.Random):
-    "An even draw among the terms that the caption does not have, or None."
-    options = list(options)
+def draw_new_term(caption: str, start: int, end: int, options: list, rng: random.Random):
+    "An even draw among the terms that the caption lacks and that leave nothing of the old term, or None."
+    options, old = list(options), caption[start:end]
     while options:
         k = rng.randrange(len(options))
-        if not occurrences(caption, options[k]):
+        changed = replace_term(caption, start, end, options[k])
+        if not (occurrences(caption, options[k]) or occurrences(changed, old)):
             return options[k]
         options[k] = options[-1]
         options.pop()
@@ -550,7 +551,8 @@ def draw_edit_of(caption: str, spans: list, replacements: Replacements, rng: ran
     if not once:
         return TWICE
     for a, b in rng.sample(once, len(once)):
-        if (term := draw_absent(replacements.of(caption[a:b].lower()), caption, rng)) is not None:
+        options = replacements.of(caption[a:b].lower())
+        if (term := draw_new_term(caption, a, b, options, rng)) is not None:
             return (a, b), term
     return NO_REPLACEMENT
 

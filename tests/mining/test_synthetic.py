@@ -282,13 +282,22 @@ def test_a_term_that_occurs_twice_stays(store, every_thing):
 
 def test_a_term_that_the_caption_has_is_not_put_in():
     rng, caption = random.Random(0), 'a cup, a hat'
-    assert S.draw_absent(['cup', 'hat'], caption, rng) is None
-    assert {S.draw_absent(['cup', 'tent', 'hat', 'boat'], caption, rng) for _ in range(60)} == {'tent', 'boat'}
+    assert S.draw_new_term(caption, 2, 5, ['cup', 'hat'], rng) is None
+    drawn = {S.draw_new_term(caption, 2, 5, ['cup', 'tent', 'hat', 'boat'], rng) for _ in range(60)}
+    assert drawn == {'tent', 'boat'}
+
+
+def test_a_term_that_contains_the_old_one_or_is_a_part_of_it_is_not_put_in():
+    rng = random.Random(0)
+    assert S.draw_new_term('a ball', 2, 6, ['beach ball', 'ball game'], rng) is None
+    assert S.draw_new_term('a beach ball', 2, 12, ['ball', 'beach'], rng) is None
+    assert S.draw_new_term('a ball', 2, 6, ['beach ball', 'football'], rng) == 'football'
+    assert S.draw_new_term('a beach ball house', 2, 12, ['beach'], rng) is None
 
 
 def test_replacements_are_drawn_evenly():
-    rng = random.Random(1)
-    drawn = Counter(S.draw_absent(['cup', 'tent', 'hat', 'boat'], 'a cup', rng) for _ in range(3000))
+    rng, options = random.Random(1), ['cup', 'tent', 'hat', 'boat']
+    drawn = Counter(S.draw_new_term('a cup', 2, 5, options, rng) for _ in range(3000))
     assert set(drawn) == {'tent', 'hat', 'boat'} and all(abs(n - 1000) < 4 * 26 for n in drawn.values())
 
 
