@@ -400,11 +400,11 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(store, monkeypatch):
     (store / 'many.txt').write_text(MANY)
     run, end = program(store, store / 'many.txt'), time.time() + 120
     place = store_root() / 'captions'
-    while len(list(place.glob('.partial-*/*.jsonl.json'))) < 4 and time.time() < end:
+    while len(list(place.glob('.partial-*/captions-*.jsonl.json'))) < 4 and time.time() < end:
         time.sleep(0.02)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    before = {p.name for p in place.glob('.partial-*/*.jsonl.gz') if is_complete_shard(p)}
+    before = {p.name for p in place.glob('.partial-*/captions-*.jsonl.gz') if is_complete_shard(p)}
     assert 4 <= len(before) < 30 and not [p for p in place.iterdir() if not p.name.startswith('.')]
     made, real = [], S.mine_terms
     monkeypatch.setattr(S, 'mine_terms', lambda job: made.append(Path(job.path).name) or real(job))
