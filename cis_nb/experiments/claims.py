@@ -105,7 +105,7 @@ CHAPTERS = {
     ),
     'C09 C12': 'the CompoDiff denoiser (04b_methods/compodiff), timed in 08_scaling/denoising_steps',
     'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (04b_methods/compodiff)',
-    'C15': 'synthetic triplets (03_mining/synthetic) in several sizes and CompoDiff (04b_methods/compodiff)',
+    'C15': 'synthetic triplets (03_mining/05_synthetic) in several sizes and CompoDiff (04b_methods/compodiff)',
 }
 DATA = {
     'L01 L03 L06 L08': 'the photographs of LRVS-F and published weights',
