@@ -534,7 +534,7 @@ ODD = json.dumps(dict(asdict(NUMBERED[0]), instruction=5, seed=0, scores={})).en
         (replaced('json', b'{'), '000000001.json is no image triplet'),
         (replaced('json', b'[]'), '000000001.json is no image triplet'),
         (replaced('json', b'{"id": "1"}'), '000000001.json is no image triplet'),
-        (replaced('json', ODD), 'instruction is no text'),
+        (replaced('json', ODD), 'instruction is of another type'),
     ],
 )
 def test_a_faulty_shard_is_an_error_or_is_left_out(tmp_path, store, change, says):
