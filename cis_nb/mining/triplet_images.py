@@ -8,7 +8,7 @@ __all__ = ['MASK_SIDE', 'PLACE_TERMS', 'DOMAIN_TERMS', 'DRAWABLE_TERMS', 'PAIR_F
            'edit_mask', 'turned', 'WorldGenerator', 'align_tokens', 'AttentionSharing', 'SharedAttention',
            'share_attention', 'load_diffusion', 'DiffusersGenerator', 'write_random_diffusion', 'PairThresholds',
            'pair_scores', 'passed_filters', 'quantile_thresholds', 'filter_funnel', 'pair_seed', 'ScoredPairs',
-           'scored_pairs', 'shard_sample', 'ShardJob', 'read_shard_manifest', 'write_triplet_shards', 'shard_rows',
+           'scored_pairs', 'shard_sample', 'ShardJob', 'read_shard_manifest', 'write_triplet_shards', 'triplet_rows',
            'TripletShards']
 
 # %% ../../nbs/03_mining/06_triplet_images.ipynb #16474b0f
@@ -842,7 +842,7 @@ def _about(place: Place, key: str) -> dict:
         raise ValueError(f'{key}.json is no image triplet ({type(e).__name__}: {e})') from None
 
 
-def shard_rows(path: Path, line: dict) -> list:
+def triplet_rows(path: Path, line: dict) -> list:
     """One row for each image triplet of a shard: key, caption triplet, seed, scores, and where its images are.
     ValueError with the reason for a shard that is damaged, or is not what its line of the manifest says."""
     _check_shard(path, line)
@@ -864,7 +864,7 @@ def _write_index(to: Path, folder: Path, manifest: dict):
     rows, skipped, seen = [], Skipped(), set()
     for line in progress(manifest['shards'], 'checking shards', 'shard'):
         try:
-            found = shard_rows(folder / line['name'], line)
+            found = triplet_rows(folder / line['name'], line)
             if both := seen & {r['key'] for r in found}:
                 raise ValueError(f'key that another shard has too ({min(both)})')
         except (ValueError, OSError) as e:
