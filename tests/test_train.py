@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import pandas as pd
 import pytest
 import torch
 from photo_folders import folder
+from PIL import Image
 from cis_nb import train as T
+from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
 from cis_nb.core.experiment_files import defaults, read_notebook
-from cis_nb.core.store import project_root
+from cis_nb.core.store import project_root, store_root
+from cis_nb.experiments.entries import training_config
 from cis_nb.methods.contrastive import validation_data
 
 
@@ -215,3 +219,26 @@ def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypa
     assert json.loads((tmp_path / 'store' / receipt['runs'][0] / 'manifest.json').read_text())['params'][
         'pretrained'
     ] == str(first)
+
+
+@pytest.mark.parametrize('training', ['lincir', 'mined'])  # a pseudo-word and a Combiner
+def test_the_code_of_the_readme_ranks_a_folder(training, store, monkeypatch):
+    (code,) = re.findall(r'```python\n(.*?)```', (project_root() / 'README.md').read_text(), re.S)
+    run = T.train_or_load(training_config(training))
+    report = store / 'reports/quick/05_train.lincir'  # the name in the code
+    report.mkdir(parents=True)
+    (report / 'receipt.json').write_text(json.dumps(dict(runs=[run.relative_to(store_root()).as_posix()])))
+    write_condvit(CondViT(ViTShape(64, 32, 64, 2, 32).build()), store / 'condvit-b16-cat.safetensors')
+    (store / 'photos/more').mkdir(parents=True)
+    colors = {'one.jpg': 'green', 'two.png': 'red', 'more/three.jpg': 'blue'}
+    for name, color in colors.items():
+        Image.new('RGB', (40, 60), color).save(store / 'photos' / name)
+    monkeypatch.chdir(store)
+    names = {}
+    exec(code, names)
+    assert sorted(names['in_red']) == sorted(names['hands']) == sorted(colors)
+    m, images = T.load_method(run), names['image_folder']('photos')
+    query = m.encode_queries(names['Queries'](['one'], [['is red']], ['one.jpg'], images))[0]
+    gallery = m.encode_gallery(images)
+    cosine = {i: float(torch.nn.functional.cosine_similarity(query, gallery[[i]])) for i in colors}
+    assert names['in_red'] == sorted(cosine, key=cosine.get, reverse=True)

@@ -22,7 +22,15 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from .cirr import relative_fault
 from .genecis import read_json
-from .lrvsf import IMAGE_TYPES, LRVSF_DATA, METADATA_NAMES, json_object, lrvsf_folder, read_lrvsf
+from cis_nb.benchmarks.lrvsf import (
+    IMAGE_TYPES,
+    LRVSF_DATA,
+    METADATA_NAMES,
+    json_object,
+    lrvsf_data_root,
+    lrvsf_folder,
+    read_lrvsf,
+)
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored
@@ -37,7 +45,7 @@ from cis_nb.data.products import (
     resized_white_square,
     white_squares,
 )
-from ..data.roots import dataset_root, need_file
+from ..data.roots import need_file
 from ..world.lrvsf import VAL_DISTRACTORS
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #c0622f61
@@ -217,9 +225,9 @@ def lrvsf_held_out_pairs(root, n: int, distractors: int, size: int) -> ProductPa
 def product_pairs(data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0) -> ProductPairs:
     "`n` products of LRVS-F to train on (squares of `size` pixels) or to validate on; `data` as in `dataset_root`."
     if one_of('split', split, ('train', 'val')) == 'train':
-        return lrvsf_training_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, train=n), n, size)
+        return lrvsf_training_pairs(lrvsf_data_root(data, 1, seed, distractors=1, train=n), n, size)
     val = max(n, math.ceil(distractors / VAL_DISTRACTORS))
-    return lrvsf_held_out_pairs(dataset_root('lrvsf', data, 1, seed, distractors=1, val=val), n, distractors, size)
+    return lrvsf_held_out_pairs(lrvsf_data_root(data, 1, seed, distractors=1, val=val), n, distractors, size)
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #9724f262
 def _texts(row) -> list:
@@ -236,7 +244,7 @@ class ProductCaptions:
     mirrored = True  # a training may crop and mirror them: garments have no left and right
 
     def __init__(self, data: str, split: str, n: int, image_size: int, seed: int = 0):  # `data` as in `dataset_root`
-        root = dataset_root('lrvsf', data, 1, seed, distractors=1, **{one_of('split', split, ('train', 'val')): n})
+        root = lrvsf_data_root(data, 1, seed, distractors=1, **{one_of('split', split, ('train', 'val')): n})
         self.images = lrvsf_training_images(root, split, image_size)
         self.key = fingerprint([self.images.folder.name, n])
         pairs = []  # turn, row, text: every image once, then those with another caption once more

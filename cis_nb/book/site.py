@@ -229,17 +229,20 @@ def relink(
     name: str = '',  # where the link stands: the chapter, and its page
 ) -> str:
     """Turn links to notebooks into links to their pages. `05_train.ipynb#lincir` leads to `05_train.lincir`; in a book
-    without it, whose profile has no such file, to the chapter."""
+    without it, whose profile has no such file, to the chapter, or nowhere if that is another variant."""
 
     def page_of(m):
-        target, place = posixpath.normpath(posixpath.join(posixpath.dirname(chapter), m[1])), m[2] or ''
+        words, target, place = m[1], posixpath.normpath(posixpath.join(posixpath.dirname(chapter), m[2])), m[3] or ''
         page = docs.get(target, target)
         variant = f'{target}.{place[1:]}'
         if variant in docs or any(project_root().glob(f'params/*/{variant}.yaml')):
+            if words is not None and variant not in docs and page != target:
+                return words
             page, place = docs.get(variant, page), ''
-        return f']({posixpath.relpath(page, posixpath.dirname(name) or ".")}.ipynb{place})'
+        before = '' if words is None else f'[{words}'
+        return f'{before}]({posixpath.relpath(page, posixpath.dirname(name) or ".")}.ipynb{place})'
 
-    return re.sub(r'\]\(([\w./-]+)\.ipynb(#[^)]*)?\)', page_of, source)
+    return re.sub(r'(?:\[([^\[\]]*))?\]\(([\w./-]+)\.ipynb(#[^)]*)?\)', page_of, source)
 
 
 def notebook_page(nb: dict, docs: dict, line: str = '', caption: str = '', chapter: str = '', name: str = '') -> dict:
@@ -545,14 +548,16 @@ def _matrix_columns(table: pd.DataFrame) -> list:
         if (main := known.get(benchmark)) is None:
             continue
         rows = rows[(rows.task == main.task) & (rows.metric == main.metric) & (rows.k == main.k)]
+        gallery = ''
         if 'distractors' in rows and rows.distractors.notna().any():  # galleries that grow: the largest one
             rows = rows[rows.distractors == rows.distractors.max()]
+            gallery = f'{int(rows.distractors.max()):,} distractors'
         for backbone, some in rows.groupby('backbone', sort=False):
             some = some[some.protocol == _main_protocol(some)]
             protocol = f'{backbone}; {", ".join(some.protocol.unique())}; {page}'
             values = some[some.method.isin(styles)].groupby('method', sort=False).value.mean()
             about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
-            out.append(dict(about, values=values))
+            out.append(dict(about, gallery=gallery, values=values))
     return out
 
 

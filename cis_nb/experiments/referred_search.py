@@ -4,20 +4,21 @@
 
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SUM_WEIGHTS', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE',
-           'RIVAL_NOTES', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'CONDVITS', 'CONTROLS', 'SMALL_WORDS', 'CROP', 'CLIP4CIR',
-           'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'FEWEST_HITS', 'under', 'condition_title', 'base_name',
-           'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'TunedSum',
-           'held_out_tasks', 'tuned_sum', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
-           'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes',
-           'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
-           'category_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'distractor_figure', 'leads',
-           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
-           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
-           'accuracy_note', 'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords',
-           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
-           'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain', 'lead_line',
-           'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines', 'slope_interval',
-           'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'RIVAL_NOTES', 'RIVAL_NAMES', 'RIVALS_IN', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'CONDVITS', 'CONTROLS',
+           'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'FEWEST_HITS', 'under',
+           'condition_title', 'base_name', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred',
+           'subsets_of', 'run_referred', 'TunedSum', 'held_out_tasks', 'tuned_sum', 'recall_at_1', 'condvit_at_start',
+           'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
+           'rival_kind', 'is_filtered', 'rival_notes', 'training_budgets', 'last_step_note', 'budget_note',
+           'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'step_table', 'line_style',
+           'method_legend', 'shown_tasks', 'shown_tasks_note', 'distractor_figure', 'leads', 'referred_finding',
+           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'category_leads',
+           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
+           'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords', 'caption_requests',
+           'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table', 'bootstrap_table',
+           'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain', 'lead_line', 'over_text',
+           'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines', 'slope_interval', 'area_slopes',
+           'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
@@ -32,6 +33,7 @@ from ..api import Queries, Unsolved
 from ..backbones.conditional_vit import conditional_vit
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
+from ..benchmarks.lrvsf import lrvsf_data_root
 from cis_nb.benchmarks.lrvsf_search import (
     BootstrapIds,
     bootstrap_of,
@@ -48,7 +50,7 @@ from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
 from ..core.store import fingerprint, manifest, stored
 from ..data.products import LRVSF_CATEGORIES, packed_source
-from ..data.roots import dataset_root, find_data, is_world, need_file
+from ..data.roots import find_data, is_world, need_file
 from cis_nb.experiments.combiner_ablations import (
     BY_CONSTRUCTION,
     OWN_COMPARISON,
@@ -196,7 +198,7 @@ def rank_referred(
 def subsets_of(p: dict, benchmark: Benchmark) -> BootstrapIds:
     "The bootstrap subsets of the data set that `p` names, or of its world."
     drawn = dict(distractors=p['distractors']) if p['distractors'] else {}
-    root = dataset_root('lrvsf', p['data'], p['queries'], p['world_seed'], **drawn)
+    root = lrvsf_data_root(p['data'], p['queries'], p['world_seed'], **drawn)
     return bootstrap_of(root, next(iter(benchmark.tasks.values())))
 
 
@@ -301,7 +303,11 @@ def checkpoint_entries(checkpoints: dict, device: str = 'auto') -> list:  # of E
         file = need_file(find_data(path, files=True) or path, **CONDVIT_FILES)
         m = published_condvit(file, device)
         if name not in (f'condvit_{m.net.condition}', m.name):
-            raise ValueError(f'checkpoints: {name!r} names {file}, a CondViT with condition: {m.net.condition}')
+            keys = 'has' if m.net.condition == 'category' else 'has no'
+            raise ValueError(
+                f'checkpoints: {name!r} names {file}, a CondViT with condition: {m.net.condition} '
+                f'(it {keys} c_embedding.weight)'
+            )
         entries.append(Entry(m, 0, name=name, title=f'{api.method_style(name).title}, {m.backbone.name}'))
     return entries
 
@@ -370,9 +376,17 @@ RIVAL_NOTES = dict(
     crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box* it is an'
     ' upper bound, since it reads annotations.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
-    prompt='A pseudo-word’s *chosen* prompt is the one of the parameters that is best on validation products.',
+    prompt='A pseudo-word’s *chosen* prompt is the one of several that is best on validation products.',
     clip4cir='CLIP4Cir fine-tunes CLIP on the sum of its features first, then trains a Combiner.',
 )  # kind of rival -> what it is
+RIVAL_NAMES = dict(
+    tuned='Image + Text with a tuned weight',
+    crop='crops of the reference',
+    combiner='a Combiner',
+    prompt='a pseudo-word with a prompt',
+    clip4cir='CLIP4Cir',
+)  # kind of rival -> its name in a sentence
+RIVALS_IN = 'full'  # the profile that has all kinds
 
 
 def rival_kind(entry: Entry) -> str:
@@ -380,7 +394,7 @@ def rival_kind(entry: Entry) -> str:
     m = entry.method
     if isinstance(m, ProductCombinerMethod):
         return 'combiner' if m.tune == 'none' else 'clip4cir'
-    if entry.title.endswith(CHOSEN):
+    if isinstance(m, api.Prompted):
         return 'prompt'
     return 'tuned' if isinstance(m, TunedSum) else 'crop' if isinstance(m, CropMethod) else ''
 
@@ -391,11 +405,14 @@ def is_filtered(method: str) -> bool:
 
 
 def rival_notes(run: ReferredRun) -> str:
-    "A sentence on each kind of rival among the methods of a run, and the weights of the tuned sum, as Markdown."
+    "What each kind of rival in a run is, the weights of the tuned sum, and the kinds that it lacks, as Markdown."
     kinds = {rival_kind(e) for e in run.entries}
     notes = [FILTER_NOTE] if any(map(is_filtered, run.titles)) else []
     notes += [note for kind, note in RIVAL_NOTES.items() if kind in kinds]
-    return ' '.join(notes + [e.method.note for e in run.entries if isinstance(e.method, TunedSum)])
+    notes += [e.method.note for e in run.entries if isinstance(e.method, TunedSum)]
+    if lacking := [name for kind, name in RIVAL_NAMES.items() if kind not in kinds]:
+        notes.append(f'Not in this run: {", ".join(lacking)}; the profile `{RIVALS_IN}` has all kinds of rivals.')
+    return ' '.join(notes)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #976da851
 def _condition_of(given: dict) -> str:
@@ -516,6 +533,11 @@ def method_legend(fig, axes):
 def shown_tasks(run: ReferredRun) -> list:
     "The tasks whose condition a CondViT of the run reads; all where there is none."
     return [t for t in run.benchmark.tasks if CONDVITS[t] in run.titles] or list(run.benchmark.tasks)
+
+
+def shown_tasks_note(run: ReferredRun) -> str:
+    "Under which conditions the figures of a page show the methods."
+    return f'The figures show the methods {" and ".join(map(under, shown_tasks(run)))}.'
 
 
 def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall'):
@@ -755,7 +777,7 @@ def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:
             wanted = target.get(str(p.id))
             shown = [reference, *top, *([wanted] if wanted and wanted not in top else [])]
             marks = ['reference', *('target' if i == wanted else None for i in shown[1:])]
-            about = f'{p.category}: {p.caption}' + ' (not in the gallery)' * (wanted is None)
+            about = f'asked: {p.category}; worn: {p.caption}' + ' (not in the gallery)' * (wanted is None)
             rows.append(dict(images=[task.load(i) for i in shown], outlines=marks, title=about))
     return rows
 

@@ -606,11 +606,12 @@ def gallery_cost(rates: pd.DataFrame, n: int, dims) -> pd.DataFrame:
 def exact_cost(rates: pd.DataFrame, n: int, dims) -> str:
     "In words: memory and time of exact search among `n` vectors, for numbers of dimensions."
     flat = next(rates[rates.way == 'flat'].sort_values('vectors', ascending=False).itertuples())
-    each = [
-        f'{index_bytes(flat, n, d) / 1e9:.1f} GB and {exact_milliseconds(rates, n, d)[0]:.0f} ms a query at {d} numbers'
-        for d in dims
-    ]
-    return f'exact search among {n:,} vectors would take {", ".join(each)} (extrapolated from {flat.vectors:,} vectors)'
+    each = []
+    for d in dims:
+        batch, single = exact_milliseconds(rates, n, d)
+        times = f'{batch:.0f} ms a query of a batch, {single:.0f} ms or more for one query alone,'
+        each.append(f'{index_bytes(flat, n, d) / 1e9:.1f} GB and {times} at {d} numbers')
+    return f'exact search among {n:,} vectors would take {"; ".join(each)} (extrapolated from {flat.vectors:,} vectors)'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #e4bdb633
 def extrapolated_recall(sizes, recalls, n: float) -> float:  # in [0,1]

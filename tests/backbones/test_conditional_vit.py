@@ -5,6 +5,7 @@ import timm
 import torch
 from open_clip.factory import get_model_config
 from open_clip.model import _build_vision_tower
+from safetensors.torch import load_file, save_file
 from cis_nb import train as T
 from cis_nb.backbones import conditional_vit as V
 from cis_nb.backbones.loading import load_backbone
@@ -167,3 +168,32 @@ def test_a_condition_of_the_other_kind():
         V.CondViT(small_vit(), 'none')(x, numbers)
     with pytest.raises(ValueError, match=r'category numbers \(2,\), got int64 \(3,\)'):
         category(x, torch.tensor([0, 1, 2]))
+
+
+def test_a_file_that_fits_no_kind_of_model_names_the_missing_keys(tmp_path):
+    file = V.write_condvit(V.CondViT(small_vit()), tmp_path / 'noted.safetensors')
+    tensors = load_file(file)
+    del tensors['c_embedding.weight']
+    save_file(tensors, tmp_path / 'silent.safetensors')
+    with pytest.raises(ValueError, match=r'silent.*c_embedding.weight \(a model by category\) and c_proj.weight'):
+        V.read_condvit(tmp_path / 'silent.safetensors')
+    save_file(tensors, file, metadata=dict(condition='category'))
+    with pytest.raises(ValueError, match='noted.*1 missing: c_embedding.weight'):
+        V.read_condvit(file)
+    save_file(tensors, file, metadata=dict(condition='words'))
+    with pytest.raises(ValueError, match="condition: 'words' is none of category, text, none"):
+        V.read_condvit(file)
+
+
+@pytest.mark.parametrize('width', [20, 128])
+def test_a_text_model_is_read_back_with_and_without_a_projection(width, tmp_path):
+    net = V.CondViT(small_vit(), 'text', text_width=width)
+    again = V.read_condvit(V.write_condvit(net, tmp_path / 'text.safetensors'))
+    assert (again.condition, again.settings['text_width'], hasattr(again, 'c_proj')) == ('text', width, width != 128)
+
+
+def test_a_published_text_model_has_neither_table_nor_projection():
+    shapes = published_shapes(16, False)
+    assert V.checkpoint_condition(shapes, {}, 768, 'x') == 'text'
+    assert V.checkpoint_condition(published_shapes(16, True), {}, 768, 'x') == 'category'
+    assert V.checkpoint_condition({k: s for k, s in shapes.items() if k != 'c_pos_embedding'}, {}, 768, 'x') == 'none'
