@@ -553,7 +553,7 @@ DRAWN_BY = dict(  # number of a figure -> what its pages call to draw it, as a r
     compodiff={
         '6': 'token_figure',
         '7': 'token_figure',
-        '8': 'triplet_figure',
+        '8': 'pair_rows',
     },
     lincir={
         '1': 'cost_figure',
