@@ -316,10 +316,10 @@ def sized(rates: dict, n: int = 1200) -> tuple:  # run, areas
 def test_methods_that_lose_more_on_small_products_have_a_steeper_slope():
     rates = dict(condvit_category=(0.6, 0.05), vit_products=(0.1, 0.15), clip4cir_products_category=(0.1, 0.14))
     lines = size_slopes(*sized(rates), 5)
-    slopes = {c['what'].removeprefix('loss of R@1 per halving of the area: '): c for c in lines if 'diff' in c}
+    slopes = {c['what'].removeprefix('slope of R@1 per doubling of the area: '): c for c in lines if 'diff' in c}
     relative = [100 * more / (least + 2.5 * more) for least, more in rates.values()]  # of the mean over six sizes
     assert [slopes[m]['diff'] for m in rates] == pytest.approx(relative, abs=4)
-    assert {c['unit'] for c in slopes.values()} == {' % of its own R@1'}
+    assert {c['unit'] for c in slopes.values()} == {' % of its mean R@1'}
     assert verdict(slopes['vit_products − condvit_category']) == 'better'
     assert verdict(slopes['clip4cir_products_category − condvit_category']) == 'better'
     (detector,) = [c['what'] for c in lines if c.get('role') == UNTESTED]
@@ -350,7 +350,7 @@ def test_a_slope_of_a_few_hits_is_not_compared():
     lines = size_slopes(*sized(dict(condvit_category=(0.5, 0.05), vit_products=(0.005, 0.0))), 5)
     (few,) = [c for c in lines if 'too few' in c['what']]
     assert few['role'] == UNTESTED and few['what'].split(': ')[1].startswith('vit_products finds only ')
-    assert [c['what'] for c in lines if 'diff' in c] == ['loss of R@1 per halving of the area: condvit_category']
+    assert [c['what'] for c in lines if 'diff' in c] == ['slope of R@1 per doubling of the area: condvit_category']
 
 
 def test_the_lead_over_the_text_alone_is_an_own_comparison():
