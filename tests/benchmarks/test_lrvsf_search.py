@@ -155,7 +155,8 @@ def test_the_subsets_of_a_data_set_are_used_drawn_ones_where_it_has_none_and_a_p
     root = Hand(12, 30).write(tmp_path / 'lrvsf')
     data = read_lrvsf(root)
     task, fewer = lrvsf_task(data), lrvsf_task(data, distractors=4)
-    assert bootstrap_of(root, task).name == 'none stored, drawn with seed 0' and bootstrap_of(root, task).distractors == {}
+    drawn = bootstrap_of(root, task)
+    assert drawn.name == 'none stored, drawn with seed 0' and drawn.distractors == {}
     with open(root / 'bootstrap_IDs.pkl', 'wb') as f:
         pickle.dump(SUBSETS, f)
     with pytest.raises(ValueError, match='is a pickle, .*; convert_bootstrap'):
