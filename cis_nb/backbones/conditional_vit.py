@@ -268,7 +268,7 @@ def read_tensors(path) -> tuple:  # name -> tensor, description
     "The tensors of a .safetensors or .pt file; ValueError for another file, FileNotFoundError for none."
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f'{path}: no such file; give the .safetensors or .pt file of a CondViT')
+        raise FileNotFoundError(f'{path}: no such file; give the .safetensors or .pt file of the model')
     about = {}
     try:
         if path.suffix == '.safetensors':
