@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['PADDINGS', 'SAMPLER_FIELDS', 'PREVIOUS_STAGE', 'DENOISER_FIELDS', 'CARRIED_FIELDS', 'token_states', 'StoredStates',
-           'TextStates', 'FeatureRows', 'DiffusionTask', 'pack_masks', 'unpack_masks', 'DiffusionBatch',
-           'DiffusionData', 'caption_task', 'caption_search', 'check_mask', 'masked_pixels', 'MaskedTower',
-           'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks', 'masked_images', 'inpainting_task',
-           'drawable_triplets', 'drawn_triplet_shards', 'triplet_task', 'benchmark_task', 'fashioniq_task',
-           'CompoDiffMethod', 'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'read_compodiff',
-           'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser', 'synthetic_shards', 'stage_two_tasks',
-           'benchmark_splits', 'tuning_tasks', 'training_tasks', 'CompoDiffPlugin']
+           'padded_states', 'TextStates', 'FeatureRows', 'DiffusionTask', 'pack_masks', 'unpack_masks',
+           'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask', 'masked_pixels',
+           'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks', 'masked_images',
+           'inpainting_task', 'drawable_triplets', 'drawn_triplet_shards', 'shard_task', 'benchmark_task',
+           'fashioniq_task', 'CompoDiffMethod', 'published_compodiff', 'ema_decay', 'CompoDiffTraining',
+           'read_compodiff', 'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser', 'synthetic_shards',
+           'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'CompoDiffPlugin']
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
@@ -113,31 +113,28 @@ class StoredStates:
             inputs=[backbone.fingerprint],
             code=[type(backbone)],
         )
-        self.starts, self.index, self.padding = (
-            np.load(self.folder / 'starts.npy'),
-            dict(zip(texts, range(len(texts)))),
-            padding,
-        )
+        self.starts, self.index = np.load(self.folder / 'starts.npy'), {t: k for k, t in enumerate(texts)}
         self.states = np.memmap(self.folder / 'states.f32', '<f4', 'r').reshape(self.starts[-1], -1)
 
-    def __contains__(self, text: str) -> bool:
-        return text in self.index
+    def __getitem__(self, text: str) -> np.ndarray:  # (T,W)
+        row = self.index[text]
+        return self.states[self.starts[row] : self.starts[row + 1]]
 
-    def __call__(self, texts) -> tuple:  # B texts -> (B,T,W), and a mask (B,T) or None
-        rows = np.array([self.index[t] for t in texts])
-        starts, lengths = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
-        out = np.zeros((len(rows), lengths.max(), self.states.shape[1]), np.float32)
-        for row, a, n in zip(out, starts, lengths):
-            row[:n] = self.states[a : a + n]
-        mask = torch.arange(out.shape[1]) < torch.from_numpy(lengths)[:, None]
-        return torch.from_numpy(out), mask if self.padding == 'masked' else None
+
+def padded_states(rows: list) -> tuple:  # B arrays (T,W) -> (B,T,W), and a mask (B,T)
+    "States of different lengths as one tensor."
+    out = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
+    for to, row in zip(out, rows):
+        to[: len(row)] = row
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.from_numpy(out), torch.arange(out.shape[1]) < lengths[:, None]
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00000c
 class TextStates:
     "Token states of texts by a frozen backbone; `keep` takes those of a training from the store."
 
     def __init__(self, backbone, padding: str = 'masked'):
-        self.backbone, self.padding, self.kept = backbone, one_of('padding', padding, PADDINGS), None
+        self.backbone, self.padding, self.kept = backbone, one_of('padding', padding, PADDINGS), {}
 
     @property
     def fingerprint(self) -> str:
@@ -150,16 +147,20 @@ class TextStates:
         tokens = states.shape[1] if mask is None else float(mask.sum(1).float().mean())
         return len(texts) * tokens * states.shape[2] * 4 / 2**20
 
-    def keep(self, texts, limit: float) -> bool:
-        "Keep the states of these texts if they take at most `limit` MiB; whether they are kept."
-        texts = sorted(set(texts))
-        if texts and self.mebibytes(texts) <= limit:
-            self.kept = StoredStates(self.backbone, texts, self.padding)
-        return self.kept is not None
+    def keep(self, groups: list, limit: float) -> bool:
+        "Keep the states of groups of texts, each in its own folder, if all take at most `limit` MiB; are they kept?"
+        new = list(dict.fromkeys(t for texts in groups for t in texts))
+        if not new or self.mebibytes(new) > limit:
+            return False
+        for texts in groups:
+            if texts := [t for t in texts if t not in self.kept]:
+                self.kept |= dict.fromkeys(texts, StoredStates(self.backbone, texts, self.padding))
+        return True
 
     def __call__(self, texts) -> tuple:  # B texts -> (B,T,W), and a mask (B,T) or None
-        if self.kept is not None and all(t in self.kept for t in texts):
-            return self.kept(texts)
+        if self.kept and all(t in self.kept for t in texts):
+            states, mask = padded_states([self.kept[t][t] for t in texts])
+            return states, mask if self.padding == 'masked' else None
         different = list(dict.fromkeys(texts))
         row = {t: k for k, t in enumerate(different)}
         states, mask = token_states(self.backbone, different, self.padding)
@@ -253,9 +254,10 @@ class DiffusionData:
         return sum(map(len, self.tasks))
 
     @property
-    def texts(self) -> list:
-        "All different texts, and the empty one."
-        return sorted({'', *(t for task in self.tasks for some in task.texts for t in some)})
+    def texts(self) -> list:  # of lists
+        "The different texts of each task; the empty one is among those of the first."
+        own = [{t for some in task.texts for t in some} for task in self.tasks]
+        return [sorted(own[0] | {''}), *map(sorted, own[1:])]
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000014
 @patch
@@ -295,7 +297,7 @@ def draw(self: DiffusionData, ids, rng) -> DiffusionBatch:
     return DiffusionBatch(texts, target, reference, mask, task, torch.from_numpy(t), torch.from_numpy(noise))
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00001a
-def caption_task(backbone, data: str, world_images: int = 300) -> DiffusionTask:
+def text_to_image_task(backbone, data: str, world_images: int = 300) -> DiffusionTask:
     "Captions of the training images of `data`, each with its image as the target."
     root, size = captions_root(data, world_images), backbone.image_size
     pairs, source = CaptionedImages(root, 'train', size), folder_images(root, size)
@@ -495,7 +497,7 @@ def drawn_triplet_shards(
     return stored('triplet_shards', f'{backbone.name}-{n}', params, build, made_from, code, resume=True) / 'shards'
 
 
-def triplet_task(backbone, shards: TripletShards) -> DiffusionTask:
+def shard_task(backbone, shards: TripletShards) -> DiffusionTask:
     "Image triplets: an instruction, its reference and its target. They have no masks, as in the paper."
     references, targets = (FeatureRows(s.features(backbone), shards.ids) for s in (shards.references, shards.targets))
     return DiffusionTask('triplets', [(t,) for t in shards.texts], targets, references)
@@ -662,7 +664,7 @@ class CompoDiffTraining(RetrievalValidation):
     def prepare(self, ids, rng) -> DiffusionBatch:
         "The samples of a batch, with text states where these are kept."
         batch = self.data.draw(ids, rng)
-        if self.states.kept is not None:
+        if self.states.kept:
             batch.states = self.states(batch.texts)
         return batch
 
@@ -775,7 +777,7 @@ class CompoDiffConfig(TrainingConfig):
     ema: float = Field(0.9999, ge=0, lt=1, description='largest decay of the averaged weights; 0: no average')
     scale: float = Field(1.0, gt=0, description='factor of image features that are not normalised')
     padding: Literal[*PADDINGS] = Field('masked', description='of texts; literal: read as well, as published')
-    text_memory: float = Field(1024, ge=0, description='MiB that kept text states may take; 0: computed at each step')
+    text_memory: float = Field(1024.0, ge=0, description='MiB that kept text states may take; 0: computed at each step')
     sampling_steps: int = Field(10, ge=1, le=DIFFUSION_STEPS, description='steps of the sampler')
     w_image: float = Field(1.5, description='guidance weight of the reference')
     w_text: float = Field(7.5, description='guidance weight of the text')
@@ -850,9 +852,9 @@ def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares
         return inpainting_task(backbone, c.data, c.world_images, masked)
 
     makers = (
-        lambda: caption_task(backbone, c.data, c.world_images),
+        lambda: text_to_image_task(backbone, c.data, c.world_images),
         inpainting,
-        lambda: triplet_task(backbone, synthetic_shards(backbone, c)),
+        lambda: shard_task(backbone, synthetic_shards(backbone, c)),
     )
     used = [(make(), share) for make, share in zip(makers, c.task_mix) if share]
     return tuple(map(list, zip(*used)))
@@ -881,7 +883,7 @@ def training_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares, nam
     "What a stage learns from, and what chooses its weights."
     if c.stage == '1':
         search = caption_search(backbone, c.data, c.world_images, c.val_samples)
-        return [caption_task(backbone, c.data, c.world_images)], [1.0], {'captions': search}
+        return [text_to_image_task(backbone, c.data, c.world_images)], [1.0], {'captions': search}
     if c.stage == '2':
         return *stage_two_tasks(backbone, c), {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
     return *tuning_tasks(backbone, c), benchmark_splits(c, 'val')

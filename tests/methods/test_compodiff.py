@@ -75,17 +75,17 @@ TEXTS = [(f'a thing of {"very " * (k % 4)}number {k}',) for k in range(6)]
 @pytest.mark.parametrize('padding', C.PADDINGS)
 def test_kept_text_states_are_those_of_each_text_alone(xs, padding):
     texts = [t for (t,) in TEXTS] + ['', 'word ' * 60]
-    kept = C.StoredStates(xs, texts, padding)
-    found, mask = kept(texts)
+    states, kept = C.TextStates(xs, padding), C.StoredStates(xs, texts, padding)
+    size = states.mebibytes(texts)
+    assert size == pytest.approx(kept.states.nbytes / 2**20, rel=1e-6)
+    assert not states.keep([texts], 0.99 * size) and states.keep([texts[:3], texts], 1.01 * size)
+    assert states.kept[texts[2]] is not states.kept[texts[3]] and {*states.kept} == {*texts}
+    found, mask = states(texts)
     for k, text in enumerate(texts):
         alone, one = C.token_states(xs, [text], padding)
         torch.testing.assert_close(found[k, : alone.shape[1]], alone[0], atol=1e-5, rtol=0)
         assert mask is None or (mask[k, : alone.shape[1]].all() and not mask[k, alone.shape[1] :].any())
     assert found.shape[1] == xs.context and (mask is None) == (padding == 'literal')
-    states = C.TextStates(xs, padding)
-    size = states.mebibytes(texts)
-    assert size == pytest.approx(kept.states.nbytes / 2**20, rel=1e-6)
-    assert not states.keep(texts, 0.99 * size) and states.keep(texts, 1.01 * size)
 
 
 def test_texts_longer_than_the_context_and_texts_that_are_none(xs):
@@ -105,7 +105,7 @@ def test_the_rows_of_a_single_task_are_those_asked_for():
     b = data.draw([4, 1], np.random.default_rng(0))
     assert b.texts == [TEXTS[4][0], TEXTS[1][0]] and torch.equal(b.target, made_up()[np.array([4, 1])])
     assert not b.reference.any() and not b.mask.any() and len(data) == 6
-    assert data.texts == sorted({'', *(t for (t,) in TEXTS)})
+    assert data.texts == [sorted({'', *(t for (t,) in TEXTS)})]
 
 
 def test_what_a_mixture_draws_belongs_together():
