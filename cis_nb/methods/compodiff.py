@@ -10,7 +10,7 @@ __all__ = ['PADDINGS', 'SAMPLER_FIELDS', 'PREVIOUS_STAGE', 'DENOISER_FIELDS', 'C
            'inpainting_task', 'drawable_triplets', 'drawn_triplet_shards', 'shard_task', 'benchmark_task',
            'fashioniq_task', 'CompoDiffMethod', 'published_compodiff', 'ema_decay', 'CompoDiffTraining',
            'read_compodiff', 'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser', 'synthetic_shards',
-           'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'CompoDiffPlugin']
+           'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training', 'CompoDiffPlugin']
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
@@ -889,6 +889,17 @@ def training_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares, nam
     return *tuning_tasks(backbone, c), benchmark_splits(c, 'val')
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000047
+def make_training(backbone, c: CompoDiffConfig) -> CompoDiffTraining:
+    "The objective of a configuration at its start."
+    net, (tasks, shares, held_out) = started_denoiser(c, backbone), training_tasks(backbone, c)
+    data = DiffusionData(tasks, shares, c.condition_dropout)
+    often = c.steps * c.batch_size >= len(data)  # else fewer texts are read than are there
+    sampling = dict(steps=c.sampling_steps, samples=c.averaged, w_image=c.w_image, w_text=c.w_text, scale=c.scale)
+    given = dict(stage=c.stage, ema=ema_decay(c.steps, c.ema), padding=c.padding, pretrained=c.pretrained)
+    given['text_memory'] = c.text_memory if often else 0
+    return CompoDiffTraining(backbone, net, data, held_out, **given, **sampling)
+
+
 class CompoDiffPlugin(Plugin):
     "Captions, masked images and triplets, and a denoiser that reads them."
 
@@ -930,14 +941,8 @@ class CompoDiffPlugin(Plugin):
         return found + ([synthetic_shards(backbone, c).key] if c.task_mix[2] else [])
 
     def objective(self, backbone, config) -> CompoDiffTraining:
-        c = config
-        net, (tasks, shares, held_out) = started_denoiser(c, backbone), training_tasks(backbone, c)
-        data = DiffusionData(tasks, shares, c.condition_dropout)
-        often = c.steps * c.batch_size >= len(data)  # else fewer texts are read than are there
-        sampling = dict(steps=c.sampling_steps, samples=c.averaged, w_image=c.w_image, w_text=c.w_text, scale=c.scale)
-        given = dict(stage=c.stage, ema=ema_decay(c.steps, c.ema), padding=c.padding, pretrained=c.pretrained)
-        given['text_memory'] = c.text_memory if often else 0
-        return CompoDiffTraining(backbone, net, data, held_out, **given, **sampling)
+        with torch.autocast(backbone.device.type, enabled=False):  # what the store keeps is in full precision
+            return make_training(backbone, config)
 
     def load(self, run, device='auto', backbone=None) -> CompoDiffMethod:
         return load_compodiff(run, device, backbone)

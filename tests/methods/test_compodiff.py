@@ -327,6 +327,19 @@ def test_a_stage_begins_anew_from_another_start(stages, xs, monkeypatch):
     assert plugin.inputs(xs, settings(stage='2', start='x', task_mix=[0.5, 0.0, 0.5])) != before
 
 
+@pytest.mark.e2e
+def test_a_training_in_half_precision_learns_from_what_its_key_names(stages, xs):
+    "Features, triplets and kept states are those of full precision."
+    config = settings(stage='2', start=str(stages[0]), steps=100)
+    plain = C.CompoDiffPlugin().objective(xs, config)
+    with torch.autocast('cpu', torch.bfloat16):
+        half = C.CompoDiffPlugin().objective(xs, config)
+    assert plain.states.kept
+    for a, b in zip(plain.data.tasks, half.data.tasks):
+        assert a.texts == b.texts and a.targets.features.path == b.targets.features.path
+    assert {s.folder for s in plain.states.kept.values()} == {s.folder for s in half.states.kept.values()}
+
+
 class Killed(Exception):
     pass
 
