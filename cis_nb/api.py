@@ -511,6 +511,7 @@ REGISTRY = {
         'detector_crop': 'cis_nb.methods.detector_crop:DETECTOR_CROP',
         'true_box_crop': 'cis_nb.methods.detector_crop:TRUE_BOX_CROP',
         'combiner_products': 'cis_nb.methods.combiner_products:ProductCombinerPlugin',
+        'compodiff': 'cis_nb.methods.compodiff:CompoDiffPlugin',
     },
     'benchmark': {
         'genecis': 'cis_nb.benchmarks.genecis_construction:GeneCISPlugin',

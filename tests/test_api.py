@@ -45,6 +45,11 @@ SMALL = dict(
     num_concepts_inversion=2,
     num_concepts_distillation=4,
     num_inverted_images=6,
+    depth=1,
+    heads=2,
+    cross_heads=2,
+    head_dim=8,
+    sampling_steps=2,
     device='cpu',
     dtype='float32',
 )

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from projects import ROOT
 from cis_nb import api
-from cis_nb.methods import combiner, combiner_products, condvit, lincir, pic2word, searle
+from cis_nb.methods import combiner, combiner_products, compodiff, condvit, lincir, pic2word, searle
 from cis_nb.retrieval.protocol import Protocol, Task
 
 TABLE = dict(query_id=['q'], reference=['a'], condition=['is red'], targets=[['b']])
@@ -49,6 +49,7 @@ PLUGINS = dict(
     searle=(lambda _: searle, 'SearlePlugin', {}),
     condvit=(lambda _: condvit, 'CondViTPlugin', dict(texts='captions')),
     combiner_products=(lambda _: combiner_products, 'ProductCombinerPlugin', {}),
+    compodiff=(lambda _: compodiff, 'CompoDiffPlugin', dict(stage='finetune', start='none', triplets='cirr')),
     learned_sum=(learned_sum, 'LearnedSumPlugin', {}),
     your_own_method=(your_own_method, 'SumPlugin', {}),
 )

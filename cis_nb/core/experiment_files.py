@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'chapter_settings',
            'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code', 'all_code', 'experiment_files',
-           'experiments', 'receipt_path', 'parameters', 'collect_parameters']
+           'experiments', 'receipt_path', 'parameters', 'trained_weights', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 from .code import package_files
 from .parameters import checked
-from .store import fingerprint, project_root, stored
+from .store import fingerprint, project_root, store_root, stored
 from .. import api
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #9767667b
@@ -322,6 +322,20 @@ def parameters(
         raise FileNotFoundError(f'experiment {name!r}: {file} is missing; the profile {profile} has no such experiment')
     e = _experiment(profile, file, '')
     return {**e.defaults, **e.params}
+
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #938401d0
+def trained_weights(name: str) -> str:
+    """The folder of the run that an experiment of this profile has trained, from its receipt. A name that is not an
+    experiment's is returned unchanged. FileNotFoundError if the receipt is missing."""
+    if not re.match(r'\d\w*_', name) or Path(name).is_dir():
+        return name
+    receipt = receipt_path(name)
+    if receipt is None or not receipt.exists():
+        raise FileNotFoundError(
+            f'weights {name!r}: {receipt or "no book is being made"}; run the experiment {name} of the same profile'
+            ' first'
+        )
+    return str(store_root() / json.loads(receipt.read_text())['runs'][0])
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #e80e3b4c
 def _bound_by(node) -> set:

@@ -64,11 +64,12 @@ def query_strip(b: Task, r) -> dict:  # `r`: a line of per_query
         textwrap.shorten(f'Target on rank {r["rank"]} of {r.gallery_size}: “{r.condition}”', 84, placeholder=' …'),
     )
     shown = top if set(top) & set(targets) else [*top, targets[0]]
+    lead = [r.reference] * isinstance(r.reference, str)  # a query by text alone has none
     return dict(
-        images=[b.load(i) for i in (r.reference, *shown)],
+        images=[b.load(i) for i in (*lead, *shown)],
         title=title,
-        titles=['reference', *map(str, range(1, len(top) + 1)), *['target'] * (len(shown) - len(top))],
-        outlines=['reference', *['target' if i in targets else None for i in shown]],
+        titles=[*['reference'] * len(lead), *map(str, range(1, len(top) + 1)), *['target'] * (len(shown) - len(top))],
+        outlines=[*['reference'] * len(lead), *['target' if i in targets else None for i in shown]],
     )
 
 # %% ../../nbs/05a_training/01_validation.ipynb #6b01c5bd
