@@ -4,7 +4,6 @@ from cis_nb.book import runner as book
 from cis_nb.core.experiment_files import experiments
 
 PROFILE, DATA = config.get('profile', 'quick'), str(config.get('data') or '')
-CORES = int(config.get('cores') or workflow.cores)
 PLAN = experiments(PROFILE, DATA)
 
 rule book:
@@ -14,6 +13,6 @@ rule experiment:
     input:
         lambda w: [f'reports/{PROFILE}/{need}/receipt.json' for need in PLAN[w.name].needs]
     output: f'reports/{PROFILE}/{{name}}/receipt.json'
-    threads: lambda w: workflow.cores if PLAN[w.name].all_cores else book.threads(PLAN[w.name], CORES)
-    params: python=sys.executable, profile=PROFILE, data=DATA, own=lambda w: book.threads(PLAN[w.name], CORES)
-    shell: '{params.python:q} -m cis_nb.book.command_line run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {params.own}'
+    threads: lambda w: book.threads(PLAN[w.name], workflow.cores)
+    params: python=sys.executable, profile=PROFILE, data=DATA
+    shell: '{params.python:q} -m cis_nb.book.command_line run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'

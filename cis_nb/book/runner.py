@@ -337,8 +337,8 @@ def snakemake(profile: str, data: str, n: int, more=()) -> list:
     where = ['--snakefile', f'{root}/Snakefile', '--directory', root]
     first = ['--prioritize', *chains] if chains else []
     rules = ['--keep-going', '--nolock', '--rerun-incomplete', '--rerun-triggers', 'mtime', 'input', '--quiet', 'all']
-    config = ['--config', f'profile={profile}', f'data={json.dumps(data)}', f'cores={n}']
-    return [sys.executable, '-m', 'snakemake', *where, *first, '--cores', str(n + 1), *rules, *config, *more]
+    config = ['--config', f'profile={profile}', f'data={json.dumps(data)}']
+    return [sys.executable, '-m', 'snakemake', *where, *first, '--cores', str(n), *rules, *config, *more]
 
 # %% ../../nbs/10_book/00_runner.ipynb #d65dc8c0
 def contents() -> str:
