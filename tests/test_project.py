@@ -578,7 +578,6 @@ def test_each_figure_of_the_map_is_drawn_on_its_pages():
 
 
 PLANNED = {  # chapters that are not written yet
-    '04b_methods/compodiff',
     '06_evaluation/compodiff',
     '07_ablations/guidance',
     '07_ablations/stage2',

@@ -96,16 +96,16 @@ TESTED_BY = {
     'full/06_evaluation/condition_transfer': 'L13 L15',
 }
 CHAPTERS = {
-    'C01 C02 C03 C04 C05 C16': 'CompoDiff (04b_methods/compodiff) on FashionIQ and CIRR',
-    'C06': 'CompoDiff (04b_methods/compodiff) on domain conversion',
-    'C07': 'CompoDiff (04b_methods/compodiff) on object composition',
+    'C01 C02 C03 C04 C05 C16': 'results of CompoDiff (04b_methods/12_compodiff) on FashionIQ and CIRR',
+    'C06': 'results of CompoDiff (04b_methods/12_compodiff) on domain conversion',
+    'C07': 'results of CompoDiff (04b_methods/12_compodiff) on object composition',
     'C08': (
         'the spread over draws of object composition: 06_evaluation/pseudo_words_fashioniq_domains reports the mean'
         ' only'
     ),
-    'C09 C12': 'the CompoDiff denoiser (04b_methods/compodiff), timed in 08_scaling/denoising_steps',
-    'C10 C11 C13 C14 C17 C18 C19': 'CompoDiff (04b_methods/compodiff)',
-    'C15': 'synthetic triplets (03_mining/05_synthetic) in several sizes and CompoDiff (04b_methods/compodiff)',
+    'C09 C12': 'the CompoDiff denoiser (04b_methods/12_compodiff), timed in 08_scaling/denoising_steps',
+    'C10 C11 C13 C14 C17 C18 C19': 'results of CompoDiff (04b_methods/12_compodiff)',
+    'C15': 'synthetic triplets (03_mining/05_synthetic) in several sizes and results of CompoDiff (04b_methods/12_compodiff)',
 }
 PUBLISHED_RUN = 'params/paper/06_evaluation/lrvsf.published.yaml'  # published weights of CondViT, no training
 DATA = {
