@@ -105,7 +105,7 @@ CHAPTERS = {
     ),
     'C09 C12': 'the CompoDiff denoiser (04b_methods/12_compodiff), timed in 08_scaling/denoising_steps',
     'C10 C11 C13 C14 C17 C18 C19': 'results of CompoDiff (04b_methods/12_compodiff)',
-    'C15': 'synthetic triplets (03_mining/05_synthetic) in several sizes and results of CompoDiff (04b_methods/12_compodiff)',
+    'C15': 'synthetic triplets (03_mining/05_synthetic) in sizes, results of CompoDiff (04b_methods/12_compodiff)',
 }
 PUBLISHED_RUN = 'params/paper/06_evaluation/lrvsf.published.yaml'  # published weights of CondViT, no training
 DATA = {
