@@ -15,4 +15,4 @@ rule experiment:
     output: f'reports/{PROFILE}/{{name}}/receipt.json'
     threads: lambda w: book.threads(PLAN[w.name], workflow.cores)
     params: python=sys.executable, profile=PROFILE, data=DATA
-    shell: '{params.python:q} -m cis_nb.book.command_line run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'
+    shell: '{params.python:q} -m cis_nb.book.preload cis_nb.book.command_line run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from filelock import FileLock, Timeout
-from .runner import cores, done, readme, run, snakemake
+from .preload import preload_server
+from .runner import cores, done, load_variables, readme, run, share, snakemake
 from .site import site
 from ..core.experiment_files import experiment_files, experiments
 from ..core.store import project_root
@@ -31,8 +32,9 @@ def make(profile: str, data: str = '', n: int = 0, more=()) -> bool:
             for e in found.values():
                 if not done(e):
                     shutil.rmtree(e.folder, ignore_errors=True)
-            command, env = snakemake(profile, data, n or cores(), more), dict(os.environ, CIS_HOME=str(project_root()))
-            subprocess.run(command, cwd=project_root(), env=env)
+            command, home = snakemake(profile, data, n or cores(), more), dict(CIS_HOME=str(project_root()))
+            with preload_server(**load_variables(share(n or cores()))) as address:
+                subprocess.run(command, cwd=project_root(), env=os.environ | home | address)
             return site(profile, data, started)
     except Timeout:
         raise RuntimeError(f'{folder} is locked: another process is making this profile; wait or stop it') from None

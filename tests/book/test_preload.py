@@ -1,0 +1,146 @@
+"Forked processes: what they take over, how they end, and that none is left."
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cis_nb.book.preload import can_preload, preload_server
+
+pytestmark = pytest.mark.skipif(not can_preload(), reason='this system cannot watch forked processes')
+
+PROBE = """
+import json, os, sys, time
+print(json.dumps(dict(
+    pid=os.getpid(), session=os.getsid(0), folder=os.getcwd(), argv=sys.argv, word=os.environ.get('WORD'),
+    stdin=sys.stdin.read() if 'read' in sys.argv else '', loaded='decimal' in sys.modules, name=__name__)))
+print('to stderr', file=sys.stderr)
+if 'child' in sys.argv:
+    import subprocess
+    print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)
+if 'wait' in sys.argv:
+    time.sleep(600)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def client(tmp_path):
+    "Starts a client of a server that has imported `decimal`, in a folder with a module `probe`."
+    (tmp_path / 'probe.py').write_text(PROBE)
+    started = []
+
+    def start(*arguments, address, **environment):
+        env = os.environ | address | environment | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
+        command = [sys.executable, '-m', 'cis_nb.book.preload', 'probe', *map(str, arguments)]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes))
+        return started[-1]
+
+    yield start
+    for p in started:
+        p.kill()
+
+
+def said(p) -> dict:
+    "The first line of a probe."
+    return json.loads(p.stdout.readline())
+
+
+def ended(pid: int, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with open(f'/proc/{pid}/stat') as f:
+                if f.read().rsplit(')', 1)[1].split()[0] == 'Z':
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_forked_process_takes_over_what_its_client_has(client, tmp_path):
+    with preload_server(['decimal']) as address:
+        p = client(3, 'read', address=address, WORD='ü "quoted" \n')
+        out, err = p.communicate('typed')
+        told = json.loads(out)
+    assert p.returncode == 3 and err == 'to stderr\n'
+    assert told['pid'] != p.pid and told['session'] == told['pid'] and told['loaded'] and told['name'] == '__main__'
+    assert (told['folder'], told['stdin'], told['word']) == (str(tmp_path), 'typed', 'ü "quoted" \n')
+    assert told['argv'][1:] == ['3', 'read']
+
+
+@pytest.mark.parametrize('address', [{}, dict(CIS_PRELOADED='/nowhere/socket')])
+def test_without_a_server_the_client_is_the_process(client, address):
+    p = client(4, address=address)
+    out, _ = p.communicate()
+    told = json.loads(out)
+    assert p.returncode == 4 and told['pid'] == p.pid and not told['loaded']
+
+
+def test_signals_reach_the_forked_process(client):
+    with preload_server(['decimal']) as address:
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            p = client(0, 'wait', address=address)
+            told = said(p)
+            p.send_signal(number)
+            assert p.wait(20) == code
+            assert ended(told['pid'])
+
+
+@pytest.mark.parametrize('who', ['client', 'server'])
+def test_nothing_is_left_when_one_is_killed(client, who):
+    with preload_server(['decimal']) as address:
+        p = client(0, 'child', 'wait', address=address)
+        told = said(p)
+        grandchild = int(p.stdout.readline())
+        if who == 'client':
+            p.kill()
+            assert ended(told['pid']) and ended(grandchild)
+            assert said(client(0, address=address))['loaded'], 'the server answers others'
+    assert ended(told['pid']) and ended(grandchild)
+    assert p.wait(20) == (-9 if who == 'client' else 137)
+
+
+def test_a_client_ends_with_its_parent(client, tmp_path):
+    code = (
+        'import subprocess, sys; '
+        'p = subprocess.Popen([sys.executable, "-m", "cis_nb.book.preload", "probe", "0", "wait"]); p.wait()'
+    )
+    with preload_server(['decimal']) as address:
+        env = os.environ | address | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        parent = subprocess.Popen(
+            [sys.executable, '-c', code], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+        )
+        (tmp_path / 'probe.py').write_text(PROBE)
+        told = said(parent)
+        parent.kill()
+        assert ended(told['pid'])
+
+
+def test_a_server_ends_with_the_process_that_started_it(client, tmp_path):
+    (tmp_path / 'probe.py').write_text(PROBE)
+    code = (
+        'import os, subprocess, sys\n'
+        'from cis_nb.book.preload import preload_server\n'
+        'with preload_server(["decimal"]) as address:\n'
+        '    command = [sys.executable, "-m", "cis_nb.book.preload", "probe", "0", "wait"]\n'
+        '    subprocess.run(command, env=os.environ | address)\n'
+    )
+    env = os.environ | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    maker = subprocess.Popen([sys.executable, '-c', code], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    told = said(maker)
+    with open(f'/proc/{told["pid"]}/stat') as f:
+        server = int(f.read().rsplit(')', 1)[1].split()[1])
+    maker.kill()
+    assert ended(told['pid']) and ended(server)
+
+
+def test_a_package_that_is_not_there_is_left_to_the_page(client):
+    with preload_server(['no_such_package', 'decimal']) as address:
+        assert said(client(0, address=address))['loaded']
