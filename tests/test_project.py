@@ -550,9 +550,11 @@ DRAWN_BY = dict(  # number of a figure -> what its pages call to draw it, as a r
         '16': 'request_strips',
     },
     compodiff={
+        '1': 'answer_rows',
         '6': 'token_figure',
         '7': 'token_figure',
         '8': 'pair_rows',
+        **dict.fromkeys(['11', '12', '13', '14'], 'nearest_rows'),
     },
     lincir={
         '1': 'cost_figure',

@@ -7,9 +7,9 @@ __all__ = ['MOST_RESULTS', 'RANKED', 'SHOWN', 'CANVAS', 'ControlFault', 'Control
            'uploaded_mask', 'empty_mask', 'stroke', 'rectangle_mask', 'square_image', 'masked_image',
            'ControlCollection', 'control_collection', 'OneImage', 'one_image', 'ControlSearch', 'ControlAnswer',
            'answer', 'query_line', 'answer_rows', 'image_html', 'answers_html', 'ControlChange', 'control_effects',
-           'effect_comparisons', 'effect_table', 'effect_sentence', 'answer_seconds', 'seconds_table',
-           'seconds_sentence', 'control_methods', 'control_runs', 'example_queries', 'ControlPanel', 'in_report',
-           'shown_panel']
+           'effect_comparisons', 'effect_table', 'effect_sentence', 'control_evidence', 'answer_seconds',
+           'seconds_table', 'seconds_sentence', 'control_methods', 'control_runs', 'example_queries', 'ControlPanel',
+           'in_report', 'shown_panel']
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0003
 import base64
@@ -39,10 +39,11 @@ from ..core.plotting import color
 from ..core.store import project_root, store_root
 from ..data.image_sources import ImageSource, image_folder
 from ..data.packed import center_square, open_image
-from ..data.roots import data_root, dataset_root, is_world
+from ..data.roots import PUBLISHED_DATA, data_root, dataset_root, is_world
+from .combiner_ablations import BY_CONSTRUCTION
 from .entries import compared_methods
 from ..methods.baselines import FusionMethod
-from ..methods.compodiff import CompoDiffMethod
+from ..methods.compodiff import CompoDiffMethod, published_compodiff
 from ..methods.diffusion import SamplerSettings
 from ..mining.triplet_images import MASK_SIDE
 from ..retrieval.ranking import cosine_scores
@@ -75,14 +76,10 @@ class ControlQuery:
         if not text and self.reference is None:
             raise ControlFault('text: is empty, and there is no reference; type a text or choose a reference')
         if negative and negative.casefold() == text.casefold():
-            raise ControlFault(
-                f'negative text: {negative!r} is the text itself and would cancel it; change one of them'
-            )
+            raise ControlFault(f'negative text: {negative!r} is the text itself and cancels it; change one of them')
         if self.mask is not None and (self.mask.shape != (MASK_SIDE, MASK_SIDE) or self.mask.dtype != bool):
-            what, shape = self.mask.dtype, self.mask.shape
-            raise ControlFault(
-                f'mask: must be ({MASK_SIDE}, {MASK_SIDE}) of bool, got {shape} of {what}; draw it again'
-            )
+            got, needed = f'{self.mask.shape} of {self.mask.dtype}', (MASK_SIDE, MASK_SIDE)
+            raise ControlFault(f'mask: must be {needed} of bool, got {got}; draw it again')
         if self.masked and self.reference is None:
             raise ControlFault('mask: there is no reference to leave a part of; choose one, or clear the mask')
 
@@ -188,8 +185,9 @@ class ControlCollection:
 def control_collection(
     data: str = 'world', cirr: int = 360, split: str = 'val', world_seed: int = 0
 ) -> ControlCollection:
-    "The world's CIRR with its queries, or the images below a folder; FileNotFoundError where there are none."
-    if not is_world(data):
+    """CIRR with its queries, the world's or the published one, or the images below a folder. FileNotFoundError where
+    there are none."""
+    if not is_world(data) and data != PUBLISHED_DATA:
         source = image_folder(data_root(data))
         return ControlCollection(source.name, source, pd.DataFrame(columns=['reference', 'condition', 'targets']))
     task = load_cirr(dataset_root('cirr', data, cirr, world_seed), split)
@@ -248,7 +246,14 @@ class ControlSearch:
             near = difflib.get_close_matches(str(given), self.collection.source.ids, 1)
             meant = f'; did you mean {near[0]!r}?' if near else ''
             raise ControlFault(f'reference {given!r}: no image of this collection{meant}; choose one from the list')
-        return self.references.get(given) or self._kept(one_image(self.collection.source.load(given), given))
+        return self.references.get(given) or self._kept(one_image(self._loaded(given), given))
+
+    def _loaded(self, given: str) -> Image.Image:
+        "An image of the collection; ControlFault for a damaged file."
+        try:
+            return self.collection.source.load(given)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+            raise ControlFault(f'reference {given!r}: cannot be read ({type(e).__name__}); choose another one') from e
 
     def _kept(self, source: OneImage) -> OneImage:
         return self.references.setdefault(source.ids[0], source)
@@ -406,9 +411,8 @@ def control_effects(
     for n, query in enumerate(queries):
         texts = torch.cat([m.backbone.encode_text([query.text]), away])
         ref = search.reference(query.reference).features(m.backbone)
-        asked = dict(
-            zip(('text', 'negative', 'reference'), torch.cat([texts.float().cpu(), torch.from_numpy(ref.array)]))
-        )
+        features = torch.cat([texts.float().cpu(), torch.from_numpy(ref.array)])
+        asked = dict(zip(('text', 'negative', 'reference'), features))
         base = []
         for c in [ControlChange('as it is'), *changes]:
             changed, s = replace(query, **c.query), replace(settings, **c.settings)
@@ -420,7 +424,7 @@ def control_effects(
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co002f
 def effect_comparisons(effects: pd.DataFrame, changes: list, seed: int = 0) -> pd.DataFrame:
-    "Columns change, near, diff, low, high, verdict: as expected, the other way, or undecided."
+    "Columns change, near, sign (expected), diff, low, high, verdict: as expected, the other way, or undecided."
     asked = [(c, what, sign) for c in changes for what, sign in ((c.nearer_to, 1), (c.farther_from, -1)) if what]
     rows = []
     for c, what, sign in asked:
@@ -428,8 +432,8 @@ def effect_comparisons(effects: pd.DataFrame, changes: list, seed: int = 0) -> p
         d = paired_bootstrap(table[c.name], table['as it is'], 2000, seed, level=1 - 0.05 / len(asked))
         decided = 'as expected' if sign * d.diff > 0 else 'the other way'
         found = decided if d.low > 0 or d.high < 0 else 'undecided'
-        rows.append(dict(change=c.name, near=what, diff=d.diff, low=d.low, high=d.high, verdict=found))
-    return pd.DataFrame(rows, columns=['change', 'near', 'diff', 'low', 'high', 'verdict'])
+        rows.append(dict(change=c.name, near=what, sign=sign, diff=d.diff, low=d.low, high=d.high, verdict=found))
+    return pd.DataFrame(rows, columns=['change', 'near', 'sign', 'diff', 'low', 'high', 'verdict'])
 
 
 def effect_table(effects: pd.DataFrame, comparisons: pd.DataFrame, k: int) -> pd.DataFrame:
@@ -453,6 +457,22 @@ def effect_sentence(comparisons: pd.DataFrame) -> str:
     return f'{good.sum()} of {len(good)} controls act as expected' + (f' ({"; ".join(odd)})' if odd else '')
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0032
+def control_evidence(search: ControlSearch, title: str, comparisons: pd.DataFrame) -> dict:  # claim -> lines
+    "Evidence for claim C19 of CompoDiff; none for another method."
+    method, source = search.methods[title], search.collection.source
+    if not isinstance(method, CompoDiffMethod):
+        return {}
+    lines = []
+    for r in comparisons.itertuples():
+        away, ends = 'nearer to' if r.sign > 0 else 'away from', sorted(100 * r.sign * x for x in (r.low, r.high))
+        what = f'{r.change}, results {away} the {r.near if r.near != "negative" else "negative text"}'
+        value = dict(diff=100 * r.sign * r.diff, low=ends[0], high=ends[1], unit=' hundredths of the cosine')
+        lines.append(dict(what=what, **value))
+    own = np.array_equal(method.encode_gallery(source).array, source.features(method.backbone).array, equal_nan=True)
+    same = dict(what='gallery features that are those of the backbone', unit=' %', role=BY_CONSTRUCTION)
+    return {'C19': [*lines, same | dict.fromkeys(('diff', 'low', 'high'), 100.0 if own else -100.0)]}
+
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co0035
 RANKED, SHOWN = 'all rankings', 'rankings and images shown'
 
 
@@ -494,10 +514,10 @@ def seconds_sentence(times: pd.DataFrame, settings: ControlSettings, images: int
         f'CPU threads: {torch.get_num_threads()} of {os.cpu_count()} cores), {said} {limit:g} s'
     )
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co0035
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co0038
 def control_methods(p: dict) -> dict:  # title -> Method
     """The methods of a page: CompoDiff first, then other trainings, then baselines.
-    `p`: backbone, pretrained, device, methods, trainings, runs, seed."""
+    `p`: backbone, pretrained, device, methods, trainings, runs, published (weights of CompoDiff), seed."""
     backbone = load_backbone(p['backbone'], p['pretrained'], p['device'])
     entries = compared_methods({**p, 'seeds': [p['seed']]}, backbone)
     found = {e.title: e.method for e in entries[len(p['methods']) :]}
@@ -507,10 +527,13 @@ def control_methods(p: dict) -> dict:  # title -> Method
             raise FileNotFoundError(f'runs: {run!r} is no folder; give a run, or the report of a training')
         m = load_method(path, p['device'], backbone)
         found[m.title if m.title not in found else f'{m.title} ({path.name})'] = m
+    if p['published']:
+        file = data_root(p['published'], files=True, what='published')
+        found['CompoDiff (published)'] = published_compodiff(file, p['device'], image=backbone)
     found = dict(sorted(found.items(), key=lambda pair: not isinstance(pair[1], CompoDiffMethod)))
     return found | {e.title: e.method for e in entries[: len(p['methods'])]}
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co0037
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co003a
 def control_runs(methods: dict) -> list:  # of paths
     "The runs of trained methods, for a receipt."
     return [store_root() / 'run' / m.run for m in methods.values() if getattr(m, 'run', '')]
@@ -526,7 +549,7 @@ def example_queries(collection: ControlCollection, n: int, texts: list = ()) -> 
         raise ValueError('texts: there are none, and this collection has no examples; give some, as a list')
     return [ControlQuery(i, texts[j % len(texts)]) for j, i in enumerate(collection.source.ids[:n])]
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co003a
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co003d
 CANVAS = 256  # pixels of the drawing area
 
 
@@ -559,7 +582,7 @@ class ControlPanel:
         source = self.search.reference(self.query().reference)
         return source and source.load(source.ids[0])
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co003b
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co003e
 @patch
 def _make_widgets(self: ControlPanel):
     "All widgets but the canvas."
@@ -598,7 +621,7 @@ def _make_canvas(self: ControlPanel):
     right = w.VBox([self.canvas, self.brush, w.HBox([self.clear, self.mask_file])])
     self.box = w.VBox([w.HBox([left, right]), self.message, self.result])
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co003d
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co0040
 @patch
 def _connect(self: ControlPanel):
     "What happens when something changes."
@@ -634,7 +657,7 @@ def say(self: ControlPanel, text: str, fault: bool = False):
     style = f'color:{color("red")}; font-weight:bold' if fault else f'color:{color("grey")}'
     self.message.value = f'<span style="{style}">{html.escape(text)}</span>'
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co003e
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co0041
 @patch
 @contextmanager
 def _faults(self: ControlPanel):
@@ -675,7 +698,7 @@ def example(self: ControlPanel, number: int = None):
         self.upload = None
         self._new_reference()
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co0040
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co0043
 @patch
 def _chosen(self: ControlPanel, _):
     "Another reference of the collection."
@@ -737,7 +760,7 @@ def _cleared(self: ControlPanel, _):
     self.canvas[1].clear()
     self.refresh()
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co0041
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co0044
 @patch
 def _pressed(self: ControlPanel, x: float, y: float):
     "A stroke begins."
@@ -762,7 +785,7 @@ def _released(self: ControlPanel, x: float, y: float):
         self.at = None
         self.refresh()
 
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co0047
+# %% ../../nbs/05b_experiments/29_controls.ipynb #co004a
 def in_report() -> bool:
     "Is this notebook run for a report of the book?"
     return 'CIS_REPORT' in os.environ

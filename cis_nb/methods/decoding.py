@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNCLIP_CLASS', 'UNCLIP_PARTS', 'check_embeddings', 'as_image_features', 'NearestImages', 'nearest_images', 'nearness',
-           'unclip_folder', 'write_random_unclip', 'UnclipDecoder', 'nearest_rows']
+           'unclip_folder', 'write_random_unclip', 'UnclipDecoder', 'cycle_cosines', 'nearest_rows']
 
 # %% ../../nbs/04b_methods/13_decoding.ipynb #de0003
 import json
@@ -102,9 +102,8 @@ def nearness(
     rows.append(('an image and another one', nearest_images(features[ids], features, 1, ids)))
     random = rng.standard_normal((B, features.array.shape[1]))
     rows.append(('a random direction', nearest_images(random, features)))
-    return pd.DataFrame(
-        [(t, float(c)) for t, near in rows for c in near.cosines[:, 0]], columns=['embedding', 'cosine']
-    )
+    found = [(title, float(c)) for title, near in rows for c in near.cosines[:, 0]]
+    return pd.DataFrame(found, columns=['embedding', 'cosine'])
 
 # %% ../../nbs/04b_methods/13_decoding.ipynb #de0017
 UNCLIP_CLASS = 'UnCLIPImageVariationPipeline'  # of diffusers: from an image embedding to an image
@@ -239,8 +238,11 @@ def _load_unclip(folder: Path):
         feature_extractor=t.CLIPImageProcessor,
     )
     read = dict(use_safetensors=True, local_files_only=True)
-    parts = {k: made.from_pretrained(folder / k, **read).eval() for k, made in models.items()}
-    parts |= {k: made.from_pretrained(folder / k, local_files_only=True) for k, made in others.items()}
+    try:
+        parts = {k: made.from_pretrained(folder / k, **read).eval() for k, made in models.items()}
+        parts |= {k: made.from_pretrained(folder / k, local_files_only=True) for k, made in others.items()}
+    except Exception as e:  # safetensors, transformers and diffusers raise errors of their own
+        raise ValueError(f'decoder {folder}: a part cannot be read ({str(e)[:200]}); {_HOW}') from e
     return d.UnCLIPImageVariationPipeline(**parts)
 
 # %% ../../nbs/04b_methods/13_decoding.ipynb #de001f
@@ -292,6 +294,18 @@ class UnclipDecoder:
         return images
 
 # %% ../../nbs/04b_methods/13_decoding.ipynb #de0024
+@torch.no_grad()
+def cycle_cosines(
+    images: list,  # B decoded images
+    q,  # (B,D) embeddings that they were decoded from
+    backbone,  # that reads images of width D
+) -> np.ndarray:  # (B,)
+    "Cosines of decoded images, encoded again, with their embeddings."
+    x = l2_normalize(check_embeddings(q, backbone.D, backbone.name))
+    again = backbone.encode_image(torch.stack([backbone.preprocess(im) for im in images]))
+    return (l2_normalize(again.cpu()) * x).sum(1).numpy()
+
+# %% ../../nbs/04b_methods/13_decoding.ipynb #de0027
 def nearest_rows(
     source,  # ImageSource of the gallery and the references
     queries: pd.DataFrame,  # columns reference, condition, and targets (lists) where these are known
