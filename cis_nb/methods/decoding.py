@@ -253,15 +253,15 @@ class UnclipDecoder:
         self,
         folder,  # see `unclip_folder`
         device: str = 'auto',
-        steps: int = 25,
+        steps: int = 25,  # at least 2, like the next
         upscaling_steps: int = 7,
         guidance: float = 8.0,
     ):
         """ImportError without the package diffusers; else raises as `unclip_folder`."""
         self.folder = unclip_folder(folder)
         for name, value in dict(steps=steps, upscaling_steps=upscaling_steps).items():
-            if value < 1:
-                raise ValueError(f'{name}: must be an integer ≥ 1, got {value!r}')
+            if value < 2:
+                raise ValueError(f'{name}: must be an integer ≥ 2, got {value!r}')
         self.pipeline = _load_unclip(self.folder).to(pick_device(device))
         self.pipeline.set_progress_bar_config(disable=True)
         self.settings = dict(

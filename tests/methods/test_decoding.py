@@ -73,7 +73,7 @@ def test_an_embedding_that_is_not_finite_is_named(weights, read, value):
     readers = dict(
         nearest=lambda: D.nearest_images(x, gallery()),
         length=lambda: D.as_image_features(x, gallery()),
-        decoder=lambda: D.UnclipDecoder(weights, 'cpu', 1, 1)(x),
+        decoder=lambda: D.UnclipDecoder(weights, 'cpu', 2, 2)(x),
     )
     with pytest.raises(ValueError, match=r'rows \[2\] hold NaN or infinite values; encode these queries again'):
         readers[read]()
@@ -81,7 +81,7 @@ def test_an_embedding_that_is_not_finite_is_named(weights, read, value):
 
 @pytest.mark.parametrize('shape', [(2, WIDTH + 1), (WIDTH,), (1, 2, WIDTH)])
 def test_an_embedding_of_another_width_names_the_remedy(weights, shape):
-    decoder, x = D.UnclipDecoder(weights, 'cpu', 1, 1), torch.ones(shape)
+    decoder, x = D.UnclipDecoder(weights, 'cpu', 2, 2), torch.ones(shape)
     for reads in (decoder, lambda x: D.nearest_images(x, gallery()), lambda x: D.as_image_features(x, gallery())):
         with pytest.raises(ValueError, match=rf'\(B,{WIDTH}\).*use a method over a backbone of width {WIDTH}'):
             reads(x)
@@ -152,7 +152,7 @@ def test_without_the_package_the_error_names_the_extra(weights, monkeypatch):
 
 
 def test_an_image_depends_on_its_embedding_and_its_seed_alone(weights):
-    decode, x = D.UnclipDecoder(weights, 'cpu', 2, 1), torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(3))
+    decode, x = D.UnclipDecoder(weights, 'cpu', 2, 2), torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(3))
     together = [np.asarray(im, int) for im in decode(x, [4, 5, 6])]
     for row, seed in enumerate([4, 5, 6]):
         alone = np.asarray(decode(x[row : row + 1], [seed])[0], int)
@@ -165,11 +165,11 @@ def test_an_image_depends_on_its_embedding_and_its_seed_alone(weights):
 
 def test_the_seeds_are_one_an_embedding(weights):
     with pytest.raises(ValueError, match='seeds: must be one an embedding, 2, got 3'):
-        D.UnclipDecoder(weights, 'cpu', 1, 1)(torch.ones(2, WIDTH), [1, 2, 3])
+        D.UnclipDecoder(weights, 'cpu', 2, 2)(torch.ones(2, WIDTH), [1, 2, 3])
 
 
 def test_the_guidance_weighs_the_embedding(weights):
     x, images = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(3)), []
     for guidance in (1.0, 8.0):
-        images.append(np.asarray(D.UnclipDecoder(weights, 'cpu', 2, 1, guidance)(x, [1])[0], int))
+        images.append(np.asarray(D.UnclipDecoder(weights, 'cpu', 2, 2, guidance)(x, [1])[0], int))
     assert np.abs(images[0] - images[1]).max() > 1
