@@ -310,7 +310,11 @@ def lab(tmp_path, folder):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    own = {f'JUPYTER_{k}_DIR': str(tmp_path / k) for k in ('CONFIG', 'RUNTIME')} | {'IPYTHONDIR': str(tmp_path / 'ipy')}
+    news = tmp_path / 'settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings'
+    news.parent.mkdir(parents=True)
+    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    own = {f'JUPYTER_{k}_DIR': str(tmp_path / k) for k in ('CONFIG', 'RUNTIME')}
+    own |= dict(IPYTHONDIR=str(tmp_path / 'ipy'), JUPYTERLAB_SETTINGS_DIR=str(tmp_path / 'settings'))
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
     env = os.environ | own | dict(CIS_STORE=str(tmp_path / 'store'), PYTHONPATH=paths)
     options = ['--no-browser', '--allow-root', '--expose-app-in-browser', f'--ServerApp.root_dir={tmp_path}']
@@ -364,7 +368,7 @@ def test_the_panel_in_jupyterlab(lab, tmp_path):
     with Browser(hosts=('127.0.0.1',)) as b:
         b.picture(tmp_path / 'empty.png', 1300, 1400)
         b.open_address(lab, 'Boolean(window.jupyterapp && document.querySelector(".jp-Notebook"))')
-        b.js('jupyterapp.restored.then(() => 1)')
+        until(b, 'jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status == "idle"')
         b.js('void jupyterapp.commands.execute("notebook:run-all-cells")')
         until(b, 'document.querySelectorAll("img[title]").length == 22')
         first = b.js(SOURCES)
