@@ -589,7 +589,7 @@ def _make_widgets(self: ControlPanel):
     import ipywidgets as w
 
     ids, late = self.search.collection.source.ids, dict(continuous_update=False)
-    wide = dict(layout=w.Layout(width='22em'), style=dict(description_width='6.5em'))
+    wide = dict(layout=w.Layout(width='26em'), style=dict(description_width='8em'))
     self.reference = w.Combobox(options=ids[:500], description='reference', placeholder='none', **late, **wide)
     self.another = w.Button(description='example', tooltip='another query of the collection')
     self.file = w.FileUpload(accept='image/*', description='upload')
@@ -601,7 +601,7 @@ def _make_widgets(self: ControlPanel):
     self.seed = w.BoundedIntText(self.start.seed, min=0, max=2**31 - 1, description='seed', **wide)
     others = [t for t in self.search.methods if t != self.first]
     self.compare = w.Dropdown(options=['none', *others], value=(others or ['none'])[0], description='beside', **wide)
-    self.brush = w.FloatSlider(0.12, min=0.02, max=0.4, step=0.02, description='brush', layout=w.Layout(width='16em'))
+    self.brush = w.FloatSlider(0.12, min=0.02, max=0.4, step=0.02, description='brush', layout=w.Layout(width='20em'))
     self.clear = w.Button(description='clear the mask')
     self.mask_file = w.FileUpload(accept='image/*', description='mask image')
     self.message = w.HTML()
@@ -615,7 +615,6 @@ def _make_canvas(self: ControlPanel):
     from ipycanvas import MultiCanvas
 
     self.canvas = MultiCanvas(2, width=CANVAS, height=CANVAS, layout=w.Layout(width=f'{CANVAS}px'))
-    self.canvas[1].global_alpha = 0.6
     sliders = [self.text, self.negative, self.w_image, self.w_text, self.steps, self.seed, self.compare]
     left = w.VBox([w.HBox([self.reference]), w.HBox([self.another, self.file]), *sliders])
     right = w.VBox([self.canvas, self.brush, w.HBox([self.clear, self.mask_file])])
@@ -735,7 +734,7 @@ def _show_mask(self: ControlPanel):
     "Draw the mask over the reference."
     tint = [int(color('red')[i : i + 2], 16) for i in (1, 3, 5)]
     pixels = np.zeros((MASK_SIDE, MASK_SIDE, 4), np.uint8)
-    pixels[self.mask] = [*tint, 150]
+    pixels[self.mask] = [*tint, 190]
     scale = CANVAS // MASK_SIDE
     self.canvas[1].clear()
     self.canvas[1].put_image_data(pixels.repeat(scale, 0).repeat(scale, 1), 0, 0)
