@@ -60,7 +60,7 @@ import sys, importlib, pathlib
 from importlib.machinery import PathFinder
 
 tools = set(
-    'nbdev execnb ghapi papermill nbformat nbclient snakemake sphinx myst_nb jupyterlab ipykernel ipywidgets '
+    'nbdev execnb ghapi papermill nbformat nbclient snakemake sphinx myst_nb jupyterlab ipykernel ipywidgets ipycanvas '
     'pytest hypothesis websocket ruff importlinter grimp'.split()
 )
 find = PathFinder.find_spec
@@ -295,7 +295,6 @@ RUN = {  # requirements that are run or named, not imported, and where
 NEEDED_BY = {  # requirements that only another package uses
     'tensorboard': 'torch.utils.tensorboard writes the history of a training with it',
     'ipykernel': 'papermill runs a notebook in it',
-    'ipywidgets': 'without it tqdm, loaded by huggingface_hub, puts a warning onto every page',
     'execnb': 'nbdev does not work with a newer one',
     'ghapi': 'nbdev does not work with a newer one',
     'pulp': 'snakemake 7, for Python 3.10, does not work with a newer one',
@@ -551,9 +550,11 @@ DRAWN_BY = dict(  # number of a figure -> what its pages call to draw it, as a r
         '16': 'request_strips',
     },
     compodiff={
+        '1': 'answer_rows',
         '6': 'token_figure',
         '7': 'token_figure',
         '8': 'pair_rows',
+        **dict.fromkeys(['11', '12', '13', '14'], 'nearest_rows'),
     },
     lincir={
         '1': 'cost_figure',

@@ -82,6 +82,7 @@ TESTED_BY = {
     'quick/08_scaling/backbones': 'G16',
     'quick/09_claims/claims': 'L07 N09',
     'quick/06_evaluation/lrvsf': 'L02 L04 L05',
+    'quick/06_evaluation/controls': 'C19',
     'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'full/06_evaluation/pseudo_words_genecis': 'N06',
     'full/07_ablations/noise': 'N10 N11',
@@ -104,7 +105,7 @@ CHAPTERS = {
         ' only'
     ),
     'C09 C12': 'the CompoDiff denoiser (04b_methods/12_compodiff), timed in 08_scaling/denoising_steps',
-    'C10 C11 C13 C14 C17 C18 C19': 'results of CompoDiff (04b_methods/12_compodiff)',
+    'C10 C11 C13 C14 C17 C18': 'results of CompoDiff (04b_methods/12_compodiff)',
     'C15': 'synthetic triplets (03_mining/05_synthetic) in sizes, results of CompoDiff (04b_methods/12_compodiff)',
 }
 PUBLISHED_RUN = 'params/paper/06_evaluation/lrvsf.published.yaml'  # published weights of CondViT, no training

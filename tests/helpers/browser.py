@@ -15,6 +15,10 @@ FLAGS = (
 
 
 class Browser:
+    def __init__(self, hosts: tuple = ()):
+        "`hosts`: the only ones that are reached."
+        self.rules = ', '.join(['MAP * ~NOTFOUND', *(f'EXCLUDE {host}' for host in hosts)])
+
     def __enter__(self):
         import websocket
 
@@ -23,7 +27,7 @@ class Browser:
             [
                 CHROMIUM,
                 *FLAGS,
-                '--host-resolver-rules=MAP * ~NOTFOUND',
+                f'--host-resolver-rules={self.rules}',
                 f'--user-data-dir={self.home}',
                 '--window-size=1300,1000',
                 'about:blank',
@@ -82,13 +86,17 @@ class Browser:
 
     def open(self, path, ready='document.readyState=="complete"'):
         "Open a file and wait until `ready` holds."
+        self.open_address(Path(path).resolve().as_uri(), ready)
+
+    def open_address(self, address, ready='document.readyState=="complete"'):
+        "Open an address and wait until `ready` holds."
         self.asked, self.said = [], []
-        self.call('Page.navigate', url=Path(path).resolve().as_uri())
+        self.call('Page.navigate', url=address)
         for _ in range(600):
             if self.js(f'location.href!="about:blank" && ({ready})'):
                 return
             time.sleep(0.1)
-        raise TimeoutError(f'{path} does not come to rest')
+        raise TimeoutError(f'{address} does not come to rest')
 
     def js(self, expression):
         r = self.call('Runtime.evaluate', expression=expression, returnByValue=True, awaitPromise=True)
