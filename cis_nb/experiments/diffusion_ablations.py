@@ -663,7 +663,7 @@ STAGES = {'stage1': 'stage 1', 'stage2': 'stage 2', 'finetune': 'fine-tuning'}  
 
 def published_parameters(stage: str) -> dict:
     "The parameter file of a published stage (a name in `STAGES`)."
-    return read_params(project_root() / 'params' / 'paper' / f'05_train.compodiff.{stage}.yaml')
+    return read_params(project_root() / f'params/paper/05_train.compodiff.{stage}.yaml')
 
 
 def projected_hours(rates: dict) -> pd.DataFrame:  # stage, samples, hours, low, high
