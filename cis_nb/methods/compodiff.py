@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PADDINGS', 'SAMPLER_FIELDS', 'PREVIOUS_STAGE', 'DENOISER_FIELDS', 'CARRIED_FIELDS', 'token_states', 'StoredStates',
-           'padded_states', 'TextStates', 'JoinedTexts', 'text_reader', 'FeatureRows', 'DiffusionTask', 'pack_masks',
+           'padded_states', 'TextStates', 'JoinedTexts', 'states_encoder', 'FeatureRows', 'DiffusionTask', 'pack_masks',
            'unpack_masks', 'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask',
            'masked_pixels', 'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks',
            'masked_images', 'inpainting_task', 'drawable_triplets', 'drawn_triplet_shards', 'shard_task',
@@ -188,7 +188,7 @@ class JoinedTexts:
         return torch.cat([s.float() for s in states], -1), masks[0]
 
 
-def text_reader(names: str, backbone):
+def states_encoder(names: str, backbone):
     "What makes the text states: `backbone` where `names` is empty, another one, or several joined by +."
     if not names:
         return backbone
@@ -683,14 +683,14 @@ class CompoDiffTraining(RetrievalValidation):
         padding: str = 'masked',
         text_memory: float = 0,  # MiB that kept text states may take; 0: computed at each step
         pretrained: str = 'default',
-        text_encoder: str = '',  # see `text_reader`
+        text_encoder: str = '',  # see `states_encoder`
         **sampling,  # of the validation: fields of `CompoDiffMethod`
     ):
         self.backbone, self.net, self.data, self.tasks, self.modules = backbone, net, data, tasks, {'compodiff': net}
         self.stage, self.ema, self.pretrained, self.sampling = stage, ema, pretrained, sampling
         self.scale = sampling.get('scale', 1.0)
         backbone.requires_grad_(False)
-        self.text_encoder, self.states = text_encoder, TextStates(text_reader(text_encoder, backbone), padding)
+        self.text_encoder, self.states = text_encoder, TextStates(states_encoder(text_encoder, backbone), padding)
         if text_memory:
             self.states.keep(data.texts, text_memory)
         self.counts = {task.name: len(task) for task in data.tasks}
@@ -771,7 +771,7 @@ def load_compodiff(run, device: str = 'auto', backbone=None) -> CompoDiffMethod:
     if backbone is None:
         backbone = load_backbone(about['backbone'], about['pretrained'], device)
     check_backbone(backbone, about, run, 'this denoiser')
-    states = TextStates(text_reader(about['text_encoder'], backbone), about['padding'])
+    states = TextStates(states_encoder(about['text_encoder'], backbone), about['padding'])
     given = dict(net=net.to(backbone.device), states=states, **about['sampling'])
     return CompoDiffMethod(
         name='compodiff', title='CompoDiff', backbone=backbone, run=Path(run_folder(run)).name, **given
@@ -859,7 +859,7 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
     "The denoiser of a configuration at its start; ValueError for a run of another stage, backbone or shape."
     torch.manual_seed(c.seed)
     given = {k: getattr(c, k) for k in DENOISER_FIELDS}
-    shape = DenoiserShape(D=backbone.D, text_width=text_reader(c.text_encoder, backbone).W, **given)
+    shape = DenoiserShape(D=backbone.D, text_width=states_encoder(c.text_encoder, backbone).W, **given)
     net, run = Denoiser(shape, c.dropout), start_run(c.start)
     if run is None:
         return net.to(backbone.device)
@@ -976,7 +976,7 @@ class CompoDiffPlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         c, run = config, start_run(config.start)
         begun = [run.name] if run else []
-        begun += [text_reader(c.text_encoder, backbone).fingerprint] if c.text_encoder else []
+        begun += [states_encoder(c.text_encoder, backbone).fingerprint] if c.text_encoder else []
         if c.stage == 'finetune':
             return begun + [t.fingerprint for s in ('train', 'val') for t in benchmark_splits(c, s).values()]
         pairs = CaptionedImages(captions_root(c.data, c.world_images), 'train', backbone.image_size)
