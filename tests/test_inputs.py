@@ -49,7 +49,11 @@ PLUGINS = dict(
     searle=(lambda _: searle, 'SearlePlugin', {}),
     condvit=(lambda _: condvit, 'CondViTPlugin', dict(texts='captions')),
     combiner_products=(lambda _: combiner_products, 'ProductCombinerPlugin', {}),
-    compodiff=(lambda _: compodiff, 'CompoDiffPlugin', dict(stage='finetune', start='none', triplets='cirr')),
+    compodiff=(
+        lambda _: compodiff,
+        'CompoDiffPlugin',
+        dict(stage='finetune', start='none', triplets='cirr', text_encoder=''),
+    ),
     learned_sum=(learned_sum, 'LearnedSumPlugin', {}),
     your_own_method=(your_own_method, 'SumPlugin', {}),
 )

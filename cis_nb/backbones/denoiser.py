@@ -35,10 +35,13 @@ class DenoiserShape:
     head_dim: int = 64
     text_width: int = 768  # of a text state
     mask_side: int = 64  # a mask has mask_side x mask_side values
+    text_tokens: bool = False  # text states are input tokens of the blocks, not conditions
 
     def __post_init__(self):
+        if not isinstance(self.text_tokens, bool):
+            raise ValueError(f'text_tokens: must be true or false, got {self.text_tokens!r}')
         for name, value in vars(self).items():
-            if not isinstance(value, int) or value < 1:
+            if name != 'text_tokens' and (not isinstance(value, int) or value < 1):
                 raise ValueError(f'{name}: must be a whole number from 1 on, got {value!r}')
         for name in ('D', 'head_dim'):
             if getattr(self, name) % 2 or getattr(self, name) < 4:
@@ -107,7 +110,7 @@ class MultiQueryAttention(nn.Module):
         self.to_kv = nn.Linear(D, 2 * self.d, bias=False)
         self.to_out = nn.Sequential(nn.Linear(self.heads * self.d, D, bias=False), GainNorm(D))
 
-    def forward(self, x, bias, freqs):  # (B,n,D), (heads,n,n+1), (r/2,) -> (B,n,D)
+    def forward(self, x, bias, freqs):  # (B,n,D), (heads,n,n+1) or (B,heads,n,n+1), (r/2,) -> (B,n,D)
         x = self.norm(x)
         q = self.to_q(x).unflatten(-1, (self.heads, self.d)).transpose(1, 2)
         k, v = self.to_kv(x)[:, None].chunk(2, -1)
@@ -116,7 +119,7 @@ class MultiQueryAttention(nn.Module):
         q, k = 4 * F.normalize(q, dim=-1), 4 * F.normalize(k, dim=-1)
         k, v = (t.expand(-1, self.heads, -1, -1) for t in (k, v))
         p = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None].to(q.dtype), dropout_p=p, scale=1.0)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), dropout_p=p, scale=1.0)
         return self.to_out(out.transpose(1, 2).flatten(2))
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000018
@@ -194,11 +197,14 @@ class Denoiser(nn.Module):
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000020
 @dataclass(frozen=True)
 class ConditionCache:
-    "Keys and values of the conditions of B queries in all blocks: a null token, T text states, reference, mask."
+    """Keys and values of the conditions of B queries in all blocks: a null token, T text states, reference, mask.
+    Where the text is an input (`text_tokens`), its states are not among them (T = 0) and follow as tokens."""
 
     keys: torch.Tensor  # (L,B,heads,1+T+2,d)
     values: torch.Tensor  # the same
     read: torch.Tensor = None  # (B,1+T+2) bool, False where a token is not read; None: all are read
+    tokens: torch.Tensor = None  # (B,T,D) text as input tokens
+    tokens_read: torch.Tensor = None  # (B,T) bool
 
     def __len__(self) -> int:
         return self.keys.shape[1]
@@ -235,11 +241,28 @@ def conditions(self: Denoiser, text, ref=None, mask=None, text_mask=None) -> Con
     tokens, read = self.condition_tokens(text, ref, mask), None
     if text_mask is not None:
         _check('text_mask', text_mask, tuple(text.shape[:2]), floating=False)
-        read = F.pad(F.pad(text_mask.to(self.device), (1, 0), value=True), (0, 2), value=True)
-    keys, values = zip(*(block.cross.project(tokens) for block in self.blocks))
-    return ConditionCache(torch.stack(keys), torch.stack(values), read)
+        read = text_mask.to(self.device)
+    text_in, tokens = tokens.split([text.shape[1], 2], 1) if self.shape.text_tokens else (None, tokens)
+    keys, values = (torch.stack(t) for t in zip(*(block.cross.project(tokens) for block in self.blocks)))
+    if text_in is not None:
+        everything = torch.ones(text.shape[:2], dtype=torch.bool, device=self.device)
+        return ConditionCache(keys, values, None, text_in, everything if read is None else read)
+    read = None if read is None else F.pad(F.pad(read, (1, 0), value=True), (0, 2), value=True)
+    return ConditionCache(keys, values, read)
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000024
+@patch
+def input_tokens(self: Denoiser, x, cache: ConditionCache) -> tuple:  # (B*S,2,D) -> (B*S,n,D), bias
+    "The tokens of the blocks and the bias of their attention; texts that are an input follow the two others."
+    if cache.tokens is None:
+        return x, self.position_bias(self.buckets).permute(2, 0, 1)
+    S, T = len(x) // len(cache), cache.tokens.shape[1]
+    x = torch.cat([x, cache.tokens.repeat_interleave(S, 0)], 1)
+    bias = self.position_bias(position_buckets(T + 2).to(self.device)).permute(2, 0, 1)
+    read = F.pad(cache.tokens_read.repeat_interleave(S, 0), (3, 0), value=True)[:, None, None]
+    return x, bias.masked_fill(~read, -torch.inf)
+
+
 @patch
 def denoise(self: Denoiser, x, t, cache: ConditionCache) -> torch.Tensor:  # (B*S,D)
     """The clean embeddings predicted for noisy ones: x (B*S,D), S samples of each of B queries, one after the other;
@@ -248,8 +271,7 @@ def denoise(self: Denoiser, x, t, cache: ConditionCache) -> torch.Tensor:  # (B*
         raise ValueError(f'x: must be (B*S,{self.shape.D}) for B = {len(cache)} queries, got {tuple(x.shape)}')
     t = torch.as_tensor(t, device=self.device).reshape(-1)
     time = self.time_in(time_features(t, self.shape.D).to(self.dtype)).expand(len(x), -1)
-    x = torch.stack([x.to(self.dtype), time], 1)
-    bias = self.position_bias(self.buckets).permute(2, 0, 1)
+    x, bias = self.input_tokens(torch.stack([x.to(self.dtype), time], 1), cache)
     for block, keys, values in zip(self.blocks, cache.keys, cache.values):
         x = block(x, bias, self.freqs, keys, values, cache.read)
     return self.out(self.norm_out(x)[:, 0])
@@ -331,7 +353,10 @@ def read_denoiser(path) -> Denoiser:
 
 
 def write_denoiser(net: Denoiser, path) -> Path:
-    "Write a denoiser under the published names as safetensors, without the tables of the schedule."
+    """Write a denoiser under the published names as safetensors, without the tables of the schedule.
+    ValueError for one with text as input tokens, which that format does not know."""
+    if net.shape.text_tokens:
+        raise ValueError(f'{path}: the published format has no denoiser with text as input tokens (text_tokens)')
     state = net.state_dict()
     save_file({k: state[own].detach().cpu().clone() for k, own in denoiser_names(net).items()}, path)
     return Path(path)

@@ -10,7 +10,7 @@ __all__ = ['COCO_CAPTIONS', 'DIRECTIONS', 'KARPATHY', 'EXTENDED_TRUTHS', 'TRUTH_
            'ranks_from_rankings', 'rankings_from_features', 'split_folds', 'ground_truth_protocol', 'direction_queries',
            'caption_rows', 'random_order_rows', 'captions_table', 'locate_images', 'restrict_to_images',
            'caption_images', 'caption_features', 'evaluate_captions', 'evaluate_rankings', 'caption_task',
-           'captions_benchmark', 'CocoCaptionsPlugin']
+           'captions_and_truths', 'captions_benchmark', 'CocoCaptionsPlugin']
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #1bfe2a8a
 import io
@@ -684,17 +684,22 @@ def caption_task(c: CaptionSet, truth: GroundTruth, images: ImageSource, ks: tup
     return task.restrict(images.ids)
 
 
-def captions_benchmark(root, ks: tuple = (1, 5, 10)) -> Benchmark:
-    "Text-to-image retrieval on COCO captions by every ground truth that is there; `root` holds `annotations/`."
+def captions_and_truths(root) -> tuple:  # CaptionSet, its ground truths, folder of the images
+    "The captions below `root`, which holds `annotations/`, and every ground truth that is there."
     folder = Path(root) / 'coco' if (Path(root) / 'coco').is_dir() else Path(root)
     notes = folder / 'annotations'
     there = [notes / name for name in CAPTION_FILES if (notes / name).is_file()]
     split = notes / 'dataset_coco.json'
     c = read_coco_captions((there or [notes / CAPTION_FILES[0]])[0], read_split_ids(split) if split.is_file() else None)
+    named = [f.name.removesuffix(f'_{TRUTH_FILES[DIRECTIONS[1]]}.json') for f in notes.glob('*_caption_to_image.json')]
+    return c, [plain_ground_truth(c), *(read_ground_truth(notes, name, c) for name in sorted(named))], folder
+
+
+def captions_benchmark(root, ks: tuple = (1, 5, 10)) -> Benchmark:
+    "Text-to-image retrieval on COCO captions by every ground truth that is there; `root` holds `annotations/`."
+    c, truths, folder = captions_and_truths(root)
     found, _ = caption_images(c, folder)
     images = replace(found, ids=[str(i) for i in found.ids], load=lambda i: found.load(int(i)))
-    named = [f.name.removesuffix(f'_{TRUTH_FILES[DIRECTIONS[1]]}.json') for f in notes.glob('*_caption_to_image.json')]
-    truths = [plain_ground_truth(c), *(read_ground_truth(notes, name, c) for name in sorted(named))]
     return Benchmark('coco_captions', {t.name: caption_task(c, t, images, ks) for t in truths})
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #8710696b

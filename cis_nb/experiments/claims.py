@@ -82,7 +82,6 @@ TESTED_BY = {
     'quick/08_scaling/backbones': 'G16',
     'quick/09_claims/claims': 'L07 N09',
     'quick/06_evaluation/lrvsf': 'L02 L04 L05',
-    'quick/06_evaluation/controls': 'C19',
     'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'full/06_evaluation/pseudo_words_genecis': 'N06',
     'full/07_ablations/noise': 'N10 N11',
@@ -92,21 +91,24 @@ TESTED_BY = {
     'full/08_scaling/pseudo_words_backbones': 'N20',
     'full/08_scaling/time': 'N07 N08',
     'full/06_evaluation/lrvsf': 'L09 L10 L14',
+    'quick/08_scaling/denoising_steps': 'C11 C12 C13',
+    'full/08_scaling/synthetic_triplets': 'C15',
+    'full/07_ablations/stage2': 'C17',
+    'full/07_ablations/text_condition': 'C09 C10',
+    'full/07_ablations/text_encoder': 'C05',
     'full/07_ablations/condition_depth': 'L11',
     'full/07_ablations/gallery_token': 'L12',
     'full/06_evaluation/condition_transfer': 'L13 L15',
 }
 CHAPTERS = {
-    'C01 C02 C03 C04 C05 C16': 'results of CompoDiff (04b_methods/12_compodiff) on FashionIQ and CIRR',
+    'C01 C02 C03 C04 C16': 'results of CompoDiff (04b_methods/12_compodiff) on FashionIQ and CIRR',
     'C06': 'results of CompoDiff (04b_methods/12_compodiff) on domain conversion',
     'C07': 'results of CompoDiff (04b_methods/12_compodiff) on object composition',
     'C08': (
         'the spread over draws of object composition: 06_evaluation/pseudo_words_fashioniq_domains reports the mean'
         ' only'
     ),
-    'C09 C12': 'the CompoDiff denoiser (04b_methods/12_compodiff), timed in 08_scaling/denoising_steps',
-    'C10 C11 C13 C14 C17 C18': 'results of CompoDiff (04b_methods/12_compodiff)',
-    'C15': 'synthetic triplets (03_mining/05_synthetic) in sizes, results of CompoDiff (04b_methods/12_compodiff)',
+    'C14 C18 C19': 'results of CompoDiff (04b_methods/12_compodiff)',
 }
 PUBLISHED_RUN = 'params/paper/06_evaluation/lrvsf.published.yaml'  # published weights of CondViT, no training
 DATA = {

@@ -69,6 +69,18 @@ BRIEF = dict(
     combiner_products_category=dict(BRIEF_COMBINER, condition='category'),
     clip4cir_products=BRIEF_CLIP4CIR,
     clip4cir_products_category=dict(BRIEF_CLIP4CIR, condition='category'),
+    compodiff=dict(
+        method='compodiff',
+        stage='2',
+        start='none',
+        world_images=60,
+        samples=60,
+        inpainted=20,
+        cirr=60,
+        lr=1e-3,
+        sampling_steps=3,
+        w_text=4.0,
+    ),
 )  # else the defaults of 05_train
 
 

@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['PADDINGS', 'SAMPLER_FIELDS', 'PREVIOUS_STAGE', 'DENOISER_FIELDS', 'CARRIED_FIELDS', 'token_states', 'StoredStates',
-           'padded_states', 'TextStates', 'FeatureRows', 'DiffusionTask', 'pack_masks', 'unpack_masks',
-           'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask', 'masked_pixels',
-           'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks', 'masked_images',
-           'inpainting_task', 'drawable_triplets', 'drawn_triplet_shards', 'shard_task', 'benchmark_task',
-           'fashioniq_task', 'CompoDiffMethod', 'published_compodiff', 'ema_decay', 'CompoDiffTraining',
-           'read_compodiff', 'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser', 'synthetic_shards',
-           'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training', 'CompoDiffPlugin']
+           'padded_states', 'TextStates', 'JoinedTexts', 'states_encoder', 'FeatureRows', 'DiffusionTask', 'pack_masks',
+           'unpack_masks', 'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask',
+           'masked_pixels', 'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks',
+           'masked_images', 'inpainting_task', 'drawable_triplets', 'drawn_triplet_shards', 'shard_task',
+           'benchmark_task', 'fashioniq_task', 'CompoDiffMethod', 'published_compodiff', 'ema_decay',
+           'CompoDiffTraining', 'read_compodiff', 'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser',
+           'synthetic_shards', 'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training',
+           'CompoDiffPlugin']
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
@@ -166,6 +167,34 @@ class TextStates:
         states, mask = token_states(self.backbone, different, self.padding)
         at = torch.tensor([row[t] for t in texts], device=states.device)
         return states[at], None if mask is None else mask[at]
+
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00c002
+class JoinedTexts:
+    "Text encoders over one tokenizer, as one: the states of a token stand side by side."
+
+    def __init__(self, backbones: list):
+        self.backbones, self.name = backbones, '+'.join(b.name for b in backbones)
+        self.W, self.dtype, self.device = sum(b.W for b in backbones), backbones[0].dtype, backbones[0].device
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint([b.fingerprint for b in self.backbones])
+
+    def text_states(self, texts: list) -> tuple:  # (B,T,W), mask (B,T)
+        "States and mask; ValueError for encoders that cut a text into different tokens."
+        states, masks = zip(*(b.text_states(texts) for b in self.backbones))
+        if any(m.shape != masks[0].shape or not torch.equal(m, masks[0]) for m in masks[1:]):
+            raise ValueError(f'text_encoder: {self.name} cut a text into different tokens; name those of one tokenizer')
+        return torch.cat([s.float() for s in states], -1), masks[0]
+
+
+def states_encoder(names: str, backbone):
+    "What makes the text states: `backbone` where `names` is empty, another one, or several joined by +."
+    if not names:
+        return backbone
+    device = str(backbone.device)
+    found = [backbone if n == backbone.name else load_backbone(n, device=device) for n in names.split('+')]
+    return found[0] if len(found) == 1 else JoinedTexts(found)
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00000f
 @dataclass(frozen=True, eq=False)
@@ -497,10 +526,14 @@ def drawn_triplet_shards(
     return stored('triplet_shards', f'{backbone.name}-{n}', params, build, made_from, code, resume=True) / 'shards'
 
 
-def shard_task(backbone, shards: TripletShards) -> DiffusionTask:
-    "Image triplets: an instruction, its reference and its target. They have no masks, as in the paper."
-    references, targets = (FeatureRows(s.features(backbone), shards.ids) for s in (shards.references, shards.targets))
-    return DiffusionTask('triplets', [(t,) for t in shards.texts], targets, references)
+def shard_task(backbone, shards: TripletShards, used: int = 0) -> DiffusionTask:
+    """Image triplets: an instruction, its reference and its target; the first `used` of them, or all.
+    They have no masks, as in the paper. ValueError for more than there are."""
+    if used > len(shards.ids):
+        raise ValueError(f'used_triplets: {used:,} of {len(shards.ids):,} image triplets; give at most so many')
+    ids, texts = shards.ids[: used or None], shards.texts[: used or None]
+    references, targets = (FeatureRows(s.features(backbone), ids) for s in (shards.references, shards.targets))
+    return DiffusionTask('triplets', [(t,) for t in texts], targets, references)
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000029
 def benchmark_task(backbone, task: Task, texts: list = None) -> DiffusionTask:
@@ -650,13 +683,14 @@ class CompoDiffTraining(RetrievalValidation):
         padding: str = 'masked',
         text_memory: float = 0,  # MiB that kept text states may take; 0: computed at each step
         pretrained: str = 'default',
+        text_encoder: str = '',  # see `states_encoder`
         **sampling,  # of the validation: fields of `CompoDiffMethod`
     ):
         self.backbone, self.net, self.data, self.tasks, self.modules = backbone, net, data, tasks, {'compodiff': net}
         self.stage, self.ema, self.pretrained, self.sampling = stage, ema, pretrained, sampling
         self.scale = sampling.get('scale', 1.0)
         backbone.requires_grad_(False)
-        self.states = TextStates(backbone, padding)
+        self.text_encoder, self.states = text_encoder, TextStates(states_encoder(text_encoder, backbone), padding)
         if text_memory:
             self.states.keep(data.texts, text_memory)
         self.counts = {task.name: len(task) for task in data.tasks}
@@ -703,7 +737,7 @@ def validate(self: CompoDiffTraining) -> dict:  # "name R@k" -> percent
 @patch
 def method(self: CompoDiffTraining) -> CompoDiffMethod:
     "The method as it is now."
-    states = TextStates(self.backbone, self.states.padding)
+    states = TextStates(self.states.backbone, self.states.padding)
     given = dict(backbone=self.backbone, net=self.net.eval(), states=states, **self.sampling)
     return CompoDiffMethod(name='compodiff', title='CompoDiff', **given)
 
@@ -713,7 +747,7 @@ def save(self: CompoDiffTraining, folder):
     "Write the denoiser and what it was trained on."
     about = dict(shape=vars(self.net.shape), stage=self.stage, padding=self.states.padding, sampling=self.sampling)
     about |= dict(backbone=self.backbone.name, pretrained=self.pretrained, fingerprint=self.backbone.fingerprint)
-    write_net(folder, 'compodiff', self.net, about)
+    write_net(folder, 'compodiff', self.net, about | dict(text_encoder=self.text_encoder))
 
 
 @patch
@@ -737,7 +771,8 @@ def load_compodiff(run, device: str = 'auto', backbone=None) -> CompoDiffMethod:
     if backbone is None:
         backbone = load_backbone(about['backbone'], about['pretrained'], device)
     check_backbone(backbone, about, run, 'this denoiser')
-    given = dict(net=net.to(backbone.device), states=TextStates(backbone, about['padding']), **about['sampling'])
+    states = TextStates(states_encoder(about['text_encoder'], backbone), about['padding'])
+    given = dict(net=net.to(backbone.device), states=states, **about['sampling'])
     return CompoDiffMethod(
         name='compodiff', title='CompoDiff', backbone=backbone, run=Path(run_folder(run)).name, **given
     )
@@ -765,6 +800,7 @@ class CompoDiffConfig(TrainingConfig):
     samples: int = Field(400, ge=1, description='caption triplets of which the world draws images')
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the drawn triplets that each filter removes')
     shards: str = Field('', description='folder of image triplets; empty: the world draws them')
+    used_triplets: int = Field(0, ge=0, description='the first image triplets of these alone; 0: all')
     triplets: Literal['cirr', 'fashioniq'] = Field('cirr', description='training split of the fine-tuning')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR")
     fashioniq: int = Field(300, ge=1, description="queries of the world's FashionIQ")
@@ -776,6 +812,8 @@ class CompoDiffConfig(TrainingConfig):
     condition_dropout: float = Field(0.1, ge=0, le=1, description='probability that a text, or a reference, is dropped')
     ema: float = Field(0.9999, ge=0, lt=1, description='largest decay of the averaged weights; 0: no average')
     scale: float = Field(1.0, gt=0, description='factor of image features that are not normalised')
+    text_encoder: str = Field('', description='backbones of the text states, joined by +; empty: that of the images')
+    text_tokens: bool = Field(False, description='text states are input tokens of the denoiser, not conditions')
     padding: Literal[*PADDINGS] = Field('masked', description='of texts; literal: read as well, as published')
     text_memory: float = Field(1024.0, ge=0, description='MiB that kept text states may take; 0: computed at each step')
     sampling_steps: int = Field(10, ge=1, le=DIFFUSION_STEPS, description='steps of the sampler')
@@ -802,8 +840,14 @@ class CompoDiffConfig(TrainingConfig):
         return self
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000044
-DENOISER_FIELDS = ('depth', 'heads', 'cross_heads', 'head_dim')  # fields of both configuration and `DenoiserShape`
-CARRIED_FIELDS = ('padding', 'scale')  # what all stages of a model have in common besides
+DENOISER_FIELDS = (
+    'depth',
+    'heads',
+    'cross_heads',
+    'head_dim',
+    'text_tokens',
+)  # of both configuration and `DenoiserShape`
+CARRIED_FIELDS = ('padding', 'scale', 'text_encoder')  # what all stages of a model have in common besides
 
 
 def start_run(start: str) -> Path | None:
@@ -814,7 +858,8 @@ def start_run(start: str) -> Path | None:
 def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
     "The denoiser of a configuration at its start; ValueError for a run of another stage, backbone or shape."
     torch.manual_seed(c.seed)
-    shape = DenoiserShape(D=backbone.D, text_width=backbone.W, **{k: getattr(c, k) for k in DENOISER_FIELDS})
+    given = {k: getattr(c, k) for k in DENOISER_FIELDS}
+    shape = DenoiserShape(D=backbone.D, text_width=states_encoder(c.text_encoder, backbone).W, **given)
     net, run = Denoiser(shape, c.dropout), start_run(c.start)
     if run is None:
         return net.to(backbone.device)
@@ -825,7 +870,7 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
             f'{PREVIOUS_STAGE[c.stage]!r}; name a run of that stage'
         )
     check_backbone(backbone, about, run, 'this denoiser')
-    had = about['shape'] | dict(padding=about['padding'], scale=about['sampling'].get('scale', 1.0))
+    had = about | about['shape'] | dict(scale=about['sampling'].get('scale', 1.0))
     if other := [k for k in (*DENOISER_FIELDS, *CARRIED_FIELDS) if had[k] != getattr(c, k)]:
         given = ', '.join(f'{k}: {getattr(c, k)!r}, there {had[k]!r}' for k in other)
         raise ValueError(f'start: {c.start} was trained with other settings ({given}); give the same here')
@@ -854,7 +899,7 @@ def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares
     makers = (
         lambda: text_to_image_task(backbone, c.data, c.world_images),
         inpainting,
-        lambda: shard_task(backbone, synthetic_shards(backbone, c)),
+        lambda: shard_task(backbone, synthetic_shards(backbone, c), c.used_triplets),
     )
     used = [(make(), share) for make, share in zip(makers, c.task_mix) if share]
     return tuple(map(list, zip(*used)))
@@ -896,6 +941,7 @@ def make_training(backbone, c: CompoDiffConfig) -> CompoDiffTraining:
     often = c.steps * c.batch_size >= len(data)  # else fewer texts are read than are there
     sampling = dict(steps=c.sampling_steps, samples=c.averaged, w_image=c.w_image, w_text=c.w_text, scale=c.scale)
     given = dict(stage=c.stage, ema=ema_decay(c.steps, c.ema), padding=c.padding, pretrained=c.pretrained)
+    given['text_encoder'] = c.text_encoder
     given['text_memory'] = c.text_memory if often else 0
     return CompoDiffTraining(backbone, net, data, held_out, **given, **sampling)
 
@@ -930,6 +976,7 @@ class CompoDiffPlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         c, run = config, start_run(config.start)
         begun = [run.name] if run else []
+        begun += [states_encoder(c.text_encoder, backbone).fingerprint] if c.text_encoder else []
         if c.stage == 'finetune':
             return begun + [t.fingerprint for s in ('train', 'val') for t in benchmark_splits(c, s).values()]
         pairs = CaptionedImages(captions_root(c.data, c.world_images), 'train', backbone.image_size)

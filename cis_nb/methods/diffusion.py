@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['DIFFUSION_STEPS', 'BRANCHES', 'cosine_alphas', 'add_noise', 'GuidedQueries', 'branch_weights', 'joined_cache',
-           'GuidedCache', 'guided_cache', 'step_pairs', 'ddim_coefficients', 'run_steps', 'SamplerSettings',
-           'query_seeds', 'QueryNoise', 'sample_embeddings']
+           'joined_tokens', 'GuidedCache', 'guided_cache', 'step_pairs', 'ddim_coefficients', 'run_steps',
+           'SamplerSettings', 'query_seeds', 'QueryNoise', 'sample_embeddings']
 
 # %% ../../nbs/04b_methods/11_diffusion.ipynb #d1f00003
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional as F
 
 from ..backbones.denoiser import ConditionCache
 from ..core.store import fingerprint
@@ -94,6 +95,15 @@ def joined_cache(branches, T: int) -> ConditionCache:
     return ConditionCache(keys, values, None if read.all() else read)
 
 
+def joined_tokens(cache: ConditionCache, texts, T: int) -> ConditionCache:
+    "The cache of all branches with the texts of `texts`, a cache a branch, as input tokens, filled up to T."
+    B = len(cache) // len(texts)
+    more = [T - text.tokens.shape[1] for text in texts]
+    tokens = [F.pad(text.tokens, (0, 0, 0, n)).expand(B, -1, -1) for text, n in zip(texts, more)]
+    read = [F.pad(text.tokens_read, (0, n)).expand(B, -1) for text, n in zip(texts, more)]
+    return replace(cache, tokens=torch.cat(tokens), tokens_read=torch.cat(read))
+
+
 @dataclass(frozen=True)
 class GuidedCache:
     "The conditions of all branches, branch after branch, and the weights of the branches."
@@ -115,7 +125,11 @@ def guided_cache(net, queries: GuidedQueries, w_image: float = 1.5, w_text: floa
     null = net.conditions(q.null, text_mask=q.null_mask)
     T = max(q.text.shape[1], q.null.shape[1])
     sources = dict(zip(BRANCHES, ((own, own, own), (null, own, own), (null, null, own))))
-    return GuidedCache(joined_cache([sources[branch] for branch in weights], T), tuple(weights.values()))
+    parts = [sources[branch] for branch in weights]
+    if own.tokens is None:
+        return GuidedCache(joined_cache(parts, T), tuple(weights.values()))
+    joined = joined_tokens(joined_cache(parts, 0), [text for text, _, _ in parts], T)
+    return GuidedCache(joined, tuple(weights.values()))
 
 # %% ../../nbs/04b_methods/11_diffusion.ipynb #d1f00019
 def step_pairs(n: int, literal: bool = False, T: int = DIFFUSION_STEPS) -> list:  # of (t, next t); -1 is clean

@@ -1,0 +1,189 @@
+"Ablations of CompoDiff: printed settings against the parameter files, slopes and claims with a known answer."
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.experiments import diffusion_ablations as A
+from cis_nb.experiments.claims import judge_evidence
+from cis_nb.experiments.combiner_ablations import UNTESTED
+from cis_nb.experiments.comparison import read_printed
+from cis_nb.experiments.matrix import MatrixRun
+from cis_nb.experiments.training_time import Estimate
+from cis_nb.methods import compodiff
+from cis_nb.methods.diffusion import DIFFUSION_STEPS, SamplerSettings, cosine_alphas, sample_embeddings
+from cis_nb.train import settings
+
+SMALL = DenoiserShape(D=16, depth=2, heads=4, cross_heads=2, head_dim=8, text_width=12, mask_side=4)
+WITHOUT_FIELD = {  # printed settings that no parameter has
+    'diffusion_steps': '1000',
+    'noise_schedule': 'cosine',
+    'sampling_variance_method': 'DDIM',
+    'optimizer': 'AdamW',
+    'text_encoder': 'CLIP-L/14',
+}
+IN_WORDS = {'input_tokens', 'conditions', 'training_dataset'}
+
+
+def ranked(ranks: dict, seeds=(0, 1)) -> MatrixRun:
+    "The same ranks of each method for every seed, on CIRR."
+    about = dict(draw=0, task='full', gallery_size=50, benchmark='cirr')
+    rows = [
+        dict(about, method=m, seed=s, query_id=str(q), reference=str(q), rank=r, ranks=[r])
+        for m, some in ranks.items()
+        for s in seeds
+        for q, r in enumerate(some)
+    ]
+    about = dict(benchmark='cirr', task='full', metric='recall', k=1, ci_low=0.0, ci_high=1.0, n=40)
+    results = pd.DataFrame([dict(about, method=m, seed=s, value=1.0) for m in ranks for s in seeds])
+    entries = [SimpleNamespace(name=m, title=m) for m in ranks]
+    run = MatrixRun({}, {}, None, entries, [], pd.DataFrame(rows), results, None)
+    run.per_query = A.benchmark_scores(run)
+    return run
+
+
+def constant(values: dict) -> dict:
+    return {n: Estimate(float(v), np.full(5, float(v))) for n, v in values.items()}
+
+
+GOOD, HALF, BAD = [1] * 40, [1, 2] * 20, [2] * 40
+
+
+def test_the_parameter_files_are_the_printed_settings():
+    t = A.compared_settings()
+    assert t.equal.all(), t[~t.equal]
+    printed = read_printed('compodiff_hyperparameters', dtype=str)
+    assert set(printed.metric) == {*A.SETTING_FIELDS, *WITHOUT_FIELD, *IN_WORDS}
+    for name, value in WITHOUT_FIELD.items():
+        assert set(printed.value[printed.metric == name]) == {value}
+    assert DIFFUSION_STEPS == 1000 and len(cosine_alphas()) == 1000
+
+
+@pytest.mark.parametrize('stage', A.STAGES)
+def test_the_published_files_configure_a_training_of_their_stage(stage):
+    c = settings(A.published_parameters(stage))
+    assert (c.backbone, c.text_encoder, c.text_tokens, c.used_triplets) == ('vit_l', '', False, 0)
+    assert c.stage == {'stage1': '1', 'stage2': '2'}.get(stage, 'finetune')
+    assert (c.heads, c.cross_heads, c.condition_dropout, c.w_image, c.w_text) == (16, 16, 0.1, 1.5, 7.5)
+    assert stage != 'stage2' or c.task_mix == [0.3, 0.3, 0.4]
+
+
+@pytest.mark.parametrize('field, value', [('lr', 2e-4), ('steps', 7), ('backbone', 'vit_h'), ('heads', 8)])
+def test_a_parameter_that_differs_from_the_paper_is_named(field, value, monkeypatch):
+    true = A.published_parameters
+    monkeypatch.setattr(A, 'published_parameters', lambda s: true(s) | ({field: value} if s == 'stage2' else {}))
+    wrong = A.compared_settings().query('not equal')
+    assert list(wrong.stage) == ['stage 2'] and wrong.field.iloc[0] == field and wrong.here.iloc[0] == value
+    assert A.settings_table()['stage 2'].str.endswith(f'(here {value})').sum() == 1
+
+
+def test_the_slope_is_that_of_a_line_through_the_logarithms():
+    sizes = [100, 400, 800, 3200]
+    scores = np.array([3.0, 10.0, 11.0, 14.0])
+    weights = A.doubling_weights(sizes)
+    assert sum(weights[A.triplet_name(n)] * s for n, s in zip(sizes, scores)) == pytest.approx(
+        np.polyfit(np.log2(sizes), scores, 1)[0]
+    )
+
+
+def test_every_step_in_size_is_a_line_of_the_claim():
+    run = ranked({A.triplet_name(n): r for n, r in ((10, BAD), (20, GOOD), (40, HALF))})
+    evidence = A.doubling_evidence(run, [10, 20, 40])['C15']
+    assert [c['diff'] for c in evidence] == [100.0, -50.0]
+    assert judge_evidence(evidence).verdict == 'not reproduced'
+    assert '40 − 20 triplets −50.0 (worse in 2 of 2)' in A.doubling_finding(run, [10, 20, 40])
+
+
+@pytest.mark.parametrize('sizes', [[], [5], [5, 5]])
+def test_one_size_has_no_slope(sizes):
+    with pytest.raises(ValueError, match='at least two numbers of image triplets'):
+        A.triplet_variants(sizes)
+
+
+@pytest.mark.parametrize('power, ratio', [(1, 1.0), (2, 3.0)])
+def test_the_ratio_of_slopes_tells_a_line_from_a_curve(power, ratio):
+    seconds = constant({n: n**power for n in (0, 25, 50)})
+    assert A.slope_ratio(seconds).value == pytest.approx(ratio)
+    shifted = constant({n: 7 + n**power for n in (0, 25, 50)})
+    assert A.slope_ratio(shifted).value == pytest.approx(ratio)
+
+
+def test_claims_on_steps_follow_scores_and_times():
+    run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (50, GOOD))})
+    line = constant({1: 2.0, 5: 6.0, 10: 11.0, 50: 51.0})
+    said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 1.3, 3).items()}
+    assert said == {'C11': 'reproduced', 'C12': 'reproduced', 'C13': 'undecided'}
+    curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 50: 510.0})
+    assert judge_evidence(A.step_evidence(run, curved, 1.3, 3)['C12']).verdict == 'not reproduced'
+    worse = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, HALF), (10, GOOD), (50, GOOD))})
+    assert judge_evidence(A.step_evidence(worse, line, 1.3, 3)['C11']).verdict == 'not reproduced'
+
+
+def test_without_five_steps_their_claim_is_untested():
+    run = ranked({A.step_name(n): GOOD for n in (1, 2, 4)})
+    evidence = A.step_evidence(run, constant({1: 1, 2: 2, 4: 4}), 1.3, 3)
+    assert evidence['C11'][0]['role'] == UNTESTED and len(evidence['C12']) == 2
+
+
+def test_a_mixture_that_wins_here_is_undecided_while_fine_tuning_is_untested():
+    run = ranked(dict(all_tasks=GOOD, triplets=BAD))
+    assert judge_evidence(A.stage_two_evidence(run)['C17']).verdict == 'undecided'
+    assert judge_evidence(A.stage_two_evidence(ranked(dict(all_tasks=BAD, triplets=GOOD)))['C17']).verdict == (
+        'not reproduced'
+    )
+
+
+@pytest.mark.parametrize('given', [{}, dict(w_image=0.0, w_text=0.0), dict(w_image=1.0, w_text=7.5), dict(steps=1)])
+@pytest.mark.parametrize('text_tokens', [False, True])
+def test_branch_by_branch_gives_the_same_embeddings(given, text_tokens):
+    torch.manual_seed(0)
+    shape = DenoiserShape(**vars(SMALL) | dict(text_tokens=text_tokens))
+    net = Denoiser(shape).double().eval().requires_grad_(False)
+    q, s = A.random_queries(SMALL, 3, 5), SamplerSettings(**given)
+    found = A.sample_by_branch(net, q, [1, 2, 3], s)
+    assert torch.allclose(found, sample_embeddings(net, q, [1, 2, 3], s), atol=1e-5)
+
+
+def test_both_forms_of_the_text_have_the_same_parameters():
+    net = Denoiser(SMALL)
+    other = Denoiser(DenoiserShape(**vars(SMALL) | dict(text_tokens=True)))
+    assert {k: v.shape for k, v in net.state_dict().items()} == {k: v.shape for k, v in other.state_dict().items()}
+
+
+def test_a_stage_does_not_go_on_from_another_form_or_encoder(tmp_path, monkeypatch):
+    about = dict(stage='1', padding='masked', text_encoder='', sampling={}, shape=vars(SMALL))
+    monkeypatch.setattr(compodiff, 'read_compodiff', lambda run: (Denoiser(SMALL), about))
+    monkeypatch.setattr(compodiff, 'check_backbone', lambda *_: None)
+    given = dict(method='compodiff', stage='2', start=str(tmp_path), depth=2, heads=4, cross_heads=2, head_dim=8)
+    xs = load_backbone('tiny_xs', device='cpu')
+    for change in (dict(text_tokens=True), dict(text_encoder='tiny_s')):
+        (field, value), c = *change.items(), settings(given | dict(backbone='tiny_xs') | change)
+        with pytest.raises(ValueError, match=f'{field}: {value!r}, there'):
+            compodiff.started_denoiser(c, xs)
+
+
+def test_joined_encoders_need_one_tokenizer():
+    def encoder(mask):
+        states = torch.zeros(1, len(mask), 3)
+        return SimpleNamespace(
+            name='e', W=3, dtype=states.dtype, device='cpu', text_states=lambda texts: (states, torch.tensor([mask]))
+        )
+
+    same = compodiff.JoinedTexts([encoder([True, True]), encoder([True, True])])
+    assert same.text_states(['a'])[0].shape == (1, 2, 6)
+    for other in ([True, False], [True, True, True]):
+        with pytest.raises(ValueError, match='cut a text into different tokens'):
+            compodiff.JoinedTexts([encoder([True, True]), encoder(other)]).text_states(['a'])
+
+
+def test_hours_are_projected_by_samples():
+    rates = dict(seconds=Estimate(2.0, np.array([1.0, 2.0, 4.0])), batch=64, device='cpu', precision='float32')
+    first = A.projected_hours(rates).iloc[0]
+    assert first.samples == 1_000_000 * 4096
+    assert first.hours == pytest.approx(first.samples / 64 * 2 / 3600) and first.low < first.hours < first.high
+    assert A.projected_hours_table([rates])['projected from'].iloc[0] == 'cpu, float32: steps of 64'
