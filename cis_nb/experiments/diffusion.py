@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS', 'AWAY_WEIGHTS',
-           'NEGATIVES', 'NEGATIVE_TITLES', 'MASK_TITLES', 'TRADE', 'compodiff_entries', 'zero_shot_entries',
-           'with_guidance', 'tuning_benchmarks', 'text_shares', 'tuned_on', 'in_sentences', 'all_benchmarks',
-           'run_benchmarks', 'diffusion_leads', 'comparisons_in', 'leads_table', 'leads_forest', 'PrintedTable',
+           'NEGATIVES', 'NEGATIVE_TITLES', 'STATES_LIMIT', 'TRADE', 'compodiff_entries', 'zero_shot_entries',
+           'with_guidance', 'tuning_benchmarks', 'text_shares', 'tuned_on', 'in_sentences', 'one_benchmark', 'evenly',
+           'all_benchmarks', 'run_benchmarks', 'diffusion_leads', 'seeds_words', 'mean_points', 'comparisons_in',
+           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'sampler_note', 'PrintedTable',
            'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric',
            'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
            'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
-           'search_lines', 'negative_search', 'search_effect', 'searches_table', 'mask_queries', 'kept_share',
-           'mask_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene',
-           'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings',
-           'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure',
-           'trade_differences', 'trade_table', 'weight_rows', 'changing_query', 'extreme_losses', 'guidance_evidence',
-           'guidance_finding', 'trade_words', 'seeds_words', 'mean_points', 'compodiff_finding', 'control_evidence',
-           'zero_shot_evidence', 'composition_evidence', 'compodiff_evidence']
+           'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest', 'masked_image',
+           'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds',
+           'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query',
+           'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words',
+           'negative_words', 'mask_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
+           'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -40,8 +42,9 @@ from ..benchmarks.genecis import read_json
 from ..benchmarks.genecis_construction import Rules, panoptic_file, read_panoptic
 from ..benchmarks.object_composition import COMPOSITION_PROMPT, COMPOSITION_PROMPT_TEXT
 from ..core.plotting import Page, color, forest, page
+from ..core.store import manifest
 from ..data.image_sources import ImageSource, image_files
-from ..data.roots import dataset_root, is_world, need_file
+from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
 from .combiner_ablations import OWN_COMPARISON, claim_evidence, untested
 from cis_nb.experiments.comparison import (
     UNTRAINED,
@@ -51,15 +54,25 @@ from cis_nb.experiments.comparison import (
     of_seed,
     over_seeds,
     read_printed,
+    seeds,
     verdict,
 )
-from .entries import RANKING_COLUMNS, Entry, cached, compared_methods, known_as, read_cached
+from .composed_retrieval import sorted_edits
+from cis_nb.experiments.entries import (
+    RANKING_COLUMNS,
+    Entry,
+    cached,
+    compared_methods,
+    known_as,
+    read_cached,
+    trained_entries,
+)
 from .examples import ranking_strip
 from cis_nb.experiments.matrix import (
     MatrixRun,
     load_benchmark,
-    load_benchmarks,
     main_metric,
+    main_rows,
     query_scores,
     rank_pairs,
     read_results,
@@ -80,7 +93,7 @@ from .sweeps import format_differences
 from ..methods.baselines import FeatureMethod, image_text
 from ..methods.compodiff import CompoDiffMethod, masked_pixels
 from ..mining.triplet_images import edit_mask
-from ..retrieval.protocol import Benchmark, Task, first_images, rank_task
+from ..retrieval.protocol import Benchmark, NoQueries, Task, first_images, rank_task, result_rows
 from ..world.captions import with_article
 from cis_nb.world.composed import (
     LOOK_ATTRIBUTES,
@@ -121,16 +134,18 @@ TRAIN_SPLITS = ('cirr', 'fashioniq')  # benchmarks that have one
 def tuning_benchmarks(p: dict) -> list:  # of Benchmark
     "What the tuned sum is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
     if is_world(p['data']):
-        return list(load_benchmarks(p['tuned_on'], p['data'], p['tune_seed'])[0].values()) if p['tuned_on'] else []
+        return [one_benchmark(p | dict(world_seed=p['tune_seed'], draws=1), name) for name in p['tuned_on']]
     named = [n.partition('=')[0] for n in p['tuned_on']]
     return [api.get('benchmark', n).load(p['data'], split='train') for n in named if n in TRAIN_SPLITS]
 
 
 def text_shares(task: Task, metric, read: TextMemory) -> dict:  # share of the text -> score in percent
     "The score of each weighted sum on a task, by the main metric of its benchmark."
-    scores = {}
+    scores, encoded = {}, {}
     for w in SUM_WEIGHTS:
-        scores[w] = float(query_scores(rank_task(weighted_sum(w, read), task), metric).score.mean())
+        m = weighted_sum(w, read)
+        m.encoded = encoded  # image features are read once
+        scores[w] = float(query_scores(rank_task(m, task), metric).score.mean())
     return scores
 
 
@@ -156,13 +171,37 @@ def in_sentences(entry: Entry, benchmark: Benchmark) -> tuple:  # Entry, Benchma
     return prompted(entry, PromptedBenchmark(benchmark, *texts)) if texts else (entry, benchmark)
 
 
+def one_benchmark(p: dict, name: str) -> Benchmark:
+    "A benchmark by its name with =size: object composition over all `draws`, GeneCIS by the rules of the parameters."
+    plugin, _, size = name.partition('=')
+    if plugin == 'genecis':
+        given = dict(n=p['templates'], rules=Rules(p['min_categories'], p['min_shared']))
+        return api.get('benchmark', plugin).load(p['labels'] or p['data'], int(size or 0), p['world_seed'], **given)
+    if plugin == 'object_composition':
+        root = dataset_root(plugin, p['data'], int(size or 0), p['world_seed'])
+        return CompositionDraws('composition', dict(composition=composition_draws(root, p['draws'])))
+    return load_benchmark(name, p['data'], p['world_seed'])
+
+
+def evenly(task: Task, n: int) -> Task:
+    "A task with at most `n` of its queries, evenly spread (0: all); what is ranked stays whole."
+    rows = np.unique(np.linspace(0, len(task) - 1, n).astype(int)) if 0 < n < len(task) else slice(None)
+    return replace(task, queries=task.queries.iloc[rows])
+
+
 def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
-    "The benchmarks that the parameters name, object composition over all `draws`."
-    found, missing = load_benchmarks(p['benchmarks'], p['data'], p['world_seed'])
-    if 'composition' in found:
-        size = {n.partition('=')[0]: int(n.partition('=')[2] or 0) for n in p['benchmarks']}
-        root = dataset_root('object_composition', p['data'], size.get('object_composition', 0), p['world_seed'])
-        found['composition'] = CompositionDraws('composition', dict(composition=composition_draws(root, p['draws'])))
+    "The benchmarks that the parameters name; `most` (name -> number) limits the queries of each task."
+    found, missing = {}, {}
+    if wrong := set(p['most']) - {n.partition('=')[0] for n in p['benchmarks']}:
+        raise ValueError(f'most: {min(wrong)!r} is not among the benchmarks {", ".join(p["benchmarks"])}')
+    for name in p['benchmarks']:
+        try:
+            b = one_benchmark(p, name)
+        except (FileNotFoundError, NoQueries) as e:
+            missing[name] = str(e)
+            continue
+        n = p['most'].get(name.partition('=')[0], 0)
+        found[b.name] = replace(b, tasks={k: evenly(t, n) for k, t in b.tasks.items()})
     return found, missing
 
 
@@ -195,6 +234,16 @@ def diffusion_leads(run: MatrixRun, method: str, rivals: list, seed: int = 0) ->
     return pd.DataFrame(rows, columns=['benchmark', 'rival', 'training_seed', 'diff', 'low', 'high', 'n'])
 
 
+def seeds_words(found: list, way: str = 'better') -> str:
+    "In how many seeds the interval of a difference is on one side of zero."
+    return f'{sum(verdict(c) == way for c in found)} of {len(found)} seeds'
+
+
+def mean_points(found: list) -> str:
+    "The mean of differences, in points."
+    return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−')
+
+
 def comparisons_in(found: pd.DataFrame, benchmark: str, rival: str) -> list:  # one for each seed
     "The comparisons of a table of `diffusion_leads` with one rival on one benchmark."
     return found[(found.benchmark == benchmark) & (found.rival == rival)].to_dict('records')
@@ -212,7 +261,7 @@ def leads_table(found: pd.DataFrame, run: MatrixRun, rivals: list) -> pd.DataFra
 def leads_forest(found: pd.DataFrame, run: MatrixRun, method: str, rival: str) -> Page | None:
     "A line for each benchmark, the interval over those of all seeds; None without comparisons."
     lines = []
-    for b in found.benchmark.unique():
+    for b in dict.fromkeys(found.benchmark):
         if mine := comparisons_in(found, b, rival):
             c = interval_envelope(mine)
             lines.append((main_metric(b, run.results).title, c['diff'], c['low'], c['high']))
@@ -220,6 +269,38 @@ def leads_forest(found: pd.DataFrame, run: MatrixRun, method: str, rival: str) -
     return forest(lines, 'difference in the main metric, points', title) if lines else None
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00014
+def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
+    "A row for each trained method: what it learned from, steps, batch, seeds."
+    runs, rows = {}, []
+    for e in [e for e in run.entries if e.run]:
+        runs.setdefault(e.name, []).append(e)
+    for same in runs.values():
+        given = manifest(same[0].run)['params']
+        source, samples = api.get('method', given['method']).trained_on(given)
+        about = dict(method=same[0].title, learns_from=source, samples=samples, steps=f'{given["steps"]:,}')
+        about |= dict(batch=given['batch_size'], start=Path(given.get('start', '')).name or '–')
+        rows.append(about | dict(seeds=', '.join(str(e.seed) for e in same)))
+    return pd.DataFrame(rows).rename(columns=lambda c: c.replace('_', ' '))
+
+
+def share_note(run: MatrixRun) -> str:
+    "The share of the text in the tuned sum, by task."
+    tuned = [e.method for e in run.entries if isinstance(e.method, TunedSum)]
+    if not tuned:
+        return 'No sum was tuned.'
+    chosen = ', '.join(f'{w:g} ({task.replace("_", " ")})' for task, w in tuned[0].fusion.weights.items())
+    return f'The tuned sum has this share of the text: {chosen}; the plain one has 0.5.'
+
+
+def sampler_note(run: MatrixRun) -> str:
+    "How each CompoDiff samples."
+    words = {}
+    for e in compodiff_entries(run.entries):
+        m = e.method
+        words[e.title] = f'{m.steps} steps, w_I {m.w_image:g}, w_T {m.w_text:g}, {m.samples} sample a query'
+    return 'The sampler: ' + '; '.join(f'{title}: {said}' for title, said in words.items()) + '.'
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00017
 class PrintedTable(NamedTuple):
     "A table of the paper, and what of this run belongs to it."
 
@@ -281,7 +362,7 @@ def own_name(method: str, backbone: str, setting: str, tuned: str) -> str:
     plain = {'Pic2Word': 'pic2word', 'image+text': 'image_text'}
     return plain.get(method, '') if 'LAION' not in setting else ''
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00015
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00018
 def row_label(method: str, backbone: str) -> str:
     "A method of a printed table, with its text encoder where it is named."
     return method + (f', {backbone.split("; ")[-1]}' if backbone else '')
@@ -327,7 +408,7 @@ def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, ta
         found |= {(r.method, r.task, metric, r.k): r for r in over_seeds(rows).itertuples()}
     return found
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00018
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001b
 def recall_of_draws(per_query: pd.DataFrame) -> pd.DataFrame:  # method, draw of the objects, value
     "R@1 on object composition by the draw of the cut-out objects, in percent; mean over seeds."
     mine = per_query[per_query.benchmark == 'composition']
@@ -365,7 +446,7 @@ def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None
     what = f'standard deviation of R@1 over {len(v)} draws, {run.titles[method]}'
     return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v))
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001b
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
 PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained stands beside CompoDiff
 
 
@@ -395,7 +476,7 @@ class _Line(dict):
 
     __getattr__ = dict.__getitem__
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00021
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
     "Images whose things are known from panoptic labels."
@@ -442,7 +523,7 @@ def labelled_images(root) -> LabelledImages:
     shown = (scenes.share > Rules().share)[np.ix_(there, columns)]
     return LabelledImages(source, list(paths), things, shown, path.parents[1] / path.stem, segments)
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00021
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00024
 def negative_queries(images: LabelledImages, n: int, seed: int = 0) -> pd.DataFrame:
     """At most `n` queries: query_id, reference, condition, wanted, forbidden, other (names of things). ValueError if no
     image shows two things and leaves two out that others show."""
@@ -474,7 +555,7 @@ def first_of(method, images: LabelledImages, q: pd.DataFrame, k: int = 10, negat
     queries = Queries(*given, None if negative is None else list(negative), mask)
     return first_images(method, queries, images.ids, k, [[r] for r in q.reference])
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00024
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00027
 @dataclass(kw_only=True)
 class EditedSum(FeatureMethod):
     "Image + Text that subtracts a negative text, and leaves the masked part out of the reference."
@@ -511,7 +592,7 @@ def edited_sum(backbone, images: LabelledImages = None, q: pd.DataFrame = None, 
         m = replace(m, away=max(right, key=right.get))
     return Entry(m)
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00026
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00029
 NEGATIVES = dict(none=None, forbidden='forbidden', other='other')  # search -> column of its negative text
 NEGATIVE_TITLES = dict(none='no negative text', forbidden='the forbidden thing', other='another thing')
 
@@ -557,7 +638,18 @@ def searches_table(found: pd.DataFrame, names: dict, titles: dict, scores: dict,
             rows.append(row)
     return pd.DataFrame(rows)
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00029
+
+def effect_forest(found: pd.DataFrame, pairs: dict, score: str, titles: dict, title: str, seed: int = 0) -> Page:
+    "Differences of searches (words -> search, search) in a score, a line for each method, pair and seed."
+    lines = []
+    for m in dict.fromkeys(found.method):
+        for words, (a, b) in pairs.items():
+            for k, c in enumerate(search_effect(found, m, a, b, score, seed)):
+                trained = f', seed {seeds(found, m)[k]}' if seeds(found, m) else ''
+                lines.append((f'{titles[m]}{trained}, {words}', c['diff'], c['low'], c['high']))
+    return forest(lines, f'{score}, difference in points', title)
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002d
 def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # table of Q, (Q,64,64) bool
     """At most `n` queries (query_id, reference, condition, wanted, masked, outside: a list) and their masks. ValueError
     if no image shows a thing with a mask beside another thing."""
@@ -588,21 +680,32 @@ def kept_share(images: LabelledImages, top: list, outside) -> list:  # Q lists o
     return [[images.shown[row[i], [column[t] for t in o]].mean() for i in best] for best, o in zip(top, outside)]
 
 
-MASK_TITLES = dict(none='no mask', mask='mask')
+def box_masks(masks) -> torch.Tensor:  # (Q,M,M) bool -> (Q,M,M) bool
+    "The box around each mask, which does not show the outline of what is masked."
+    rows, columns = masks.any(2), masks.any(1)
+
+    def between(hit):
+        return (hit.cumsum(1) > 0) & (hit.flip(1).cumsum(1).flip(1) > 0)
+
+    return between(rows)[:, :, None] & between(columns)[:, None, :]
+
+
+MASK_TITLES = dict(none='no mask', mask='mask of the thing', box='box around it')
 
 
 def mask_search(entries: list, images: LabelledImages, q: pd.DataFrame, masks, k: int = 10) -> pd.DataFrame:
-    "Every entry asks every query without and with its mask; scores: kept, masked, localised, wanted."
+    "Every entry asks every query without mask, with its mask, and with the box around it; scores: kept, masked,
+    localised, wanted."
     rows = []
     for e in entries:
-        for name, mask in dict(none=None, mask=masks).items():
+        for name, mask in dict(none=None, mask=masks, box=box_masks(masks)).items():
             top = first_of(e.method, images, q, k, mask=mask)
             kept, still = np.array(kept_share(images, top, q.outside)), shows(images, top, q.masked)
             scores = dict(kept=kept, masked=still, localised=kept - still, wanted=shows(images, top, q.wanted))
             rows.append(search_lines(e, name, 'mask', q.drop(columns='masked wanted'.split()), top, **scores))
     return pd.concat(rows, ignore_index=True)
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002c
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00030
 def masked_image(image: Image.Image, mask) -> Image.Image:
     "An image, grey where the mask is true."
     side = min(image.size)
@@ -649,13 +752,14 @@ def mask_rows(found: pd.DataFrame, images: LabelledImages, q: pd.DataFrame, mask
     asked, rows = q.reset_index().set_index('query_id'), []
     for i in most_changed(found, ZERO_SHOT, 'mask', 'none', 'localised', training, n):
         bad, image = asked.masked[i], images.source.load(asked.reference[i])
-        for name, words in dict(none='', mask=f', mask of the {bad}').items():
-            line = mine.loc[(i, name)].to_dict()
-            seen = image if name == 'none' else masked_image(image, masks[asked['index'][i]])
+        mask = masks[asked['index'][i]][None]
+        for name, hole in dict(none=mask & False, mask=mask, box=box_masks(mask)).items():
+            line, seen = mine.loc[(i, name)].to_dict(), masked_image(image, hole[0])
+            words = dict(none='', mask=f', mask of the {bad}', box=f', box around the {bad}')[name]
             rows.append(search_row(images, line, [seen], ['reference'], bad, f'“{line["condition"]}”{words}'))
     return rows
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002f
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00033
 class CirrScene(NamedTuple):
     "A scene of the world's CIRR; in a free group place and cells are no facts."
 
@@ -718,7 +822,10 @@ def scene_scores(per_query: pd.DataFrame, task: Task, scenes: dict, k: int = 5) 
         kept.append(np.mean([len(looks & looks_of(s)) / len(looks) for s in top]))
     return per_query.assign(edit_satisfied=100 * np.array(satisfied), reference_kept=100 * np.array(kept))
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00034
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00038
+STATES_LIMIT = 1024.0  # MiB of text states that are kept
+
+
 class EncodedQueries:
     "A method whose queries are encoded already."
 
@@ -744,8 +851,9 @@ def guided_rankings(entry: Entry, task: Task) -> pd.DataFrame:
 
 def guidance_grid(entries: list, tasks: dict, w_images: list, w_texts: list) -> tuple:  # table, folders
     "Every seed at every point of the grid on all tasks {name: Task}, each made once."
-    folders = []
+    folders, texts = [], {t for task in tasks.values() for some in task.as_queries().texts for t in some}
     for e in entries:
+        e.method.states.keep([sorted({'', *texts})], STATES_LIMIT)  # read once, not at each point
         for w_image, w_text in [(a, b) for a in w_images for b in w_texts]:
             one = with_guidance(e, w_image, w_text)
             make = partial(_at_a_point, one, tasks)
@@ -757,7 +865,7 @@ def guidance_grid(entries: list, tasks: dict, w_images: list, w_texts: list) -> 
 def _at_a_point(entry: Entry, tasks: dict) -> dict:
     return dict(rankings=pd.concat([guided_rankings(entry, t) for t in tasks.values()], ignore_index=True))
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00036
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003a
 def grid_values(grid: pd.DataFrame, score: str = '', k: int = 1) -> pd.DataFrame:  # w_text down, w_image across
     "Mean over tasks, queries and seeds at each point: a column in its unit, or R@`k` in percent."
     value = grid[score] if score else 100.0 * (grid['rank'] <= k)
@@ -786,7 +894,7 @@ def best_point(grid: pd.DataFrame, k: int) -> tuple:  # w_image, w_text, R@k
     w_text, w_image = stacked.idxmax()
     return float(w_image), float(w_text), float(stacked.max())
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00038
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003c
 TRADE = dict(
     reference_kept='reference kept (%)',
     edit_satisfied='edit satisfied (%)',
@@ -836,6 +944,19 @@ def trade_differences(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # 
     return found
 
 
+def trade_note(found: dict) -> str:
+    "Whether each weight moves the results to what it weighs, and away from the other, in words."
+    lines, known = [], ('w_image', 'reference_kept') in found
+    kept, done = ('reference_kept', 'edit_satisfied') if known else ('to_reference', 'to_text')
+    for weight, name, towards, away in (('w_image', 'w_I', kept, done), ('w_text', 'w_T', done, kept)):
+        more, less = found[weight, towards], found[weight, away]
+        lines.append(
+            f'- {name} from its smallest to its largest value: {TRADE[towards]} {mean_points(more)}, up in '
+            f'{seeds_words(more)}; {TRADE[away]} {mean_points(less)}, down in {seeds_words(less, "worse")}.'
+        )
+    return '\n'.join(lines)
+
+
 def trade_table(found: dict) -> pd.DataFrame:
     "The differences of `trade_differences`, a row a score and a column a weight."
     scores = list(dict.fromkeys(s for _, s in found))
@@ -843,7 +964,48 @@ def trade_table(found: dict) -> pd.DataFrame:
     rows = [[TRADE[s], *(format_differences(found[w, s]) for w in heads)] for s in scores]
     return pd.DataFrame(rows, columns=['', *heads.values()])
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003c
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003f
+@dataclass
+class GuidanceRun:
+    "A grid of guidance weights on the tasks of a benchmark."
+
+    tasks: dict  # name -> Task
+    entries: list  # one a seed
+    grid: pd.DataFrame  # rankings with `w_image`, `w_text`, cosines, and where scenes are known their scores
+    folders: list
+    at: tuple  # w_image, w_text of the training
+    model: object  # the backbone
+
+    @property
+    def protocols(self) -> list:
+        "Those of the tasks."
+        return [t.protocol for t in self.tasks.values()]
+
+
+def shared_tasks(p: dict) -> dict:  # name -> Task
+    """The tasks of a benchmark that have one gallery for all queries, those in `tasks` or all; at most `most` queries
+    of each. ValueError if there is none."""
+    b = load_benchmark(p['benchmark'], p['data'], p['world_seed'])
+    named = {n: t for n, t in b.tasks.items() if t.shared_gallery and (not p['tasks'] or n in p['tasks'])}
+    if not named:
+        raise ValueError(f'tasks: {p["tasks"]} name no task of {b.name} with one gallery; it has {", ".join(b.tasks)}')
+    return {n: evenly(t, p['most']) for n, t in named.items()}
+
+
+def run_guidance(p: dict) -> GuidanceRun:
+    "Every seed of the training on the grid of the parameters, which always has the weights of the training."
+    tasks, model = shared_tasks(p), load_backbone(p['backbone'], p['pretrained'], p['device'])
+    entries = zero_shot_entries(trained_entries([p['training']], p['seeds'], model, p['device']))
+    at = entries[0].method.w_image, entries[0].method.w_text
+    weights = [sorted({*map(float, given), own}) for given, own in zip((p['w_images'], p['w_texts']), at)]
+    grid, folders = guidance_grid(entries, tasks, *weights)
+    name, _, size = p['benchmark'].partition('=')
+    if is_world(p['data']) and name == 'cirr':
+        scenes = cirr_scenes(int(size or WORLD_VERSIONS[name].usual), 'val', p['world_seed'])
+        grid = scene_scores(grid, tasks['full'], scenes)
+    return GuidanceRun(tasks, entries, grid, folders, at, model)
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00042
 def weight_rows(grid: pd.DataFrame, task: Task, query_id: str, training: int, k: int = 2) -> list:  # of `show_grid`
     "The first `k` images of a query at each point of a grid: a row for each w_text, the reference first."
     mine = grid[(grid.query_id == query_id) & (grid.seed == training)]
@@ -860,13 +1022,25 @@ def weight_rows(grid: pd.DataFrame, task: Task, query_id: str, training: int, k:
     return rows
 
 
+def some_points(grid: pd.DataFrame, at: tuple, w_images: list, w_texts: list) -> pd.DataFrame:
+    """The points of a grid with the given weights; of a weight without any the smallest, that of the training, and the
+    largest. ValueError if that is no point."""
+    mine = grid
+    for weight, given, own in (('w_image', w_images, at[0]), ('w_text', w_texts, at[1])):
+        chosen = given or sorted({grid[weight].min(), own, grid[weight].max()})
+        mine = mine[mine[weight].isin(chosen)]
+    if mine.empty:
+        raise ValueError(f'shown_images, shown_texts: {w_images}, {w_texts} are not in the grid')
+    return mine
+
+
 def changing_query(grid: pd.DataFrame, training: int) -> str:
     "The query whose first image differs most often over the grid; of equals the one that is found at most points."
     mine = grid[grid.seed == training].assign(first=lambda t: t.top.str[0], right=lambda t: t['rank'] == 1)
     counts = mine.groupby('query_id').agg(different=('first', 'nunique'), right=('right', 'sum'))
     return str(counts.sort_values(['different', 'right'], ascending=False, kind='stable').index[0])
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003f
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
 def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict:  # words -> comparisons
     "R@`k` at the point `at` minus that at the two ends of each weight, the other weight as in `at`."
     found = {}
@@ -890,6 +1064,27 @@ def guidance_evidence(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> d
     }
     found = moves | extreme_losses(grid, at, k, seed)
     return {'C14': [claim_evidence(c, words) for words, c in found.items()]}
+
+
+def points_note(grid: pd.DataFrame, at: tuple, ks: list, seed: int = 0) -> str:
+    "The best point for each of `ks` beside the weights of the training, and what the ends of the weights lose."
+    lines = []
+    for k in ks:
+        w_image, w_text, best = best_point(grid, k)
+        here = grid_values(grid, k=k).loc[at[1], at[0]]
+        ends = [f'{words}: {format_differences(c)}' for words, c in extreme_losses(grid, at, k, seed).items()]
+        found = f'highest {best:.1f} at w_I {w_image:g}, w_T {w_text:g}; {here:.1f} at those of the training'
+        lines.append(f'- R@{k}: {found}; {"; ".join(ends)}.')
+    return '\n'.join(lines)
+
+
+def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> pd.DataFrame:
+    "Result rows of every point and seed."
+    rows = []
+    for (w_image, w_text, training), g in grid.groupby(['w_image', 'w_text', 'seed']):
+        about = dict(benchmark='guidance', method=f'w_I {w_image:g}, w_T {w_text:g}', backbone=backbone)
+        rows.append(result_rows(g, ks, seed=seed, **about).assign(seed=training))
+    return pd.concat(rows, ignore_index=True)
 
 
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
@@ -916,15 +1111,28 @@ def trade_words(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # words 
         f'w_T, {TRADE[done]}': trade['w_text', done],
     }
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00041
-def seeds_words(found: list, way: str = 'better') -> str:
-    "In how many seeds the interval of a difference is on one side of zero."
-    return f'{sum(verdict(c) == way for c in found)} of {len(found)} seeds'
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00047
+def negative_words(found: pd.DataFrame, seed: int = 0) -> str:
+    "What a negative text does to the share of forbidden results, beside the control and the rival."
+    c, other = (search_effect(found, ZERO_SHOT, 'forbidden', b, 'forbidden', seed) for b in ('none', 'other'))
+    said = [f'{mean_points(c)} points', f'against a negative text of another thing {mean_points(other)}']
+    if 'image_text' in set(found.method):
+        rival = search_effect(found, 'image_text', 'forbidden', 'none', 'forbidden', seed)
+        said.append(f'a subtraction from Image + Text {mean_points(rival)}')
+    share = f'a negative text lowers the share of results with the forbidden thing in {seeds_words(c, "worse")}'
+    return f'{share} ({"; ".join(said)})'
 
 
-def mean_points(found: list) -> str:
-    "The mean of differences, in points."
-    return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−')
+def mask_words(found: pd.DataFrame, seed: int = 0) -> str:
+    "Whether a mask localises the edit, beside the box around it and the rival."
+    c, box = (search_effect(found, ZERO_SHOT, name, 'none', 'localised', seed) for name in ('mask', 'box'))
+    kept = search_effect(found, ZERO_SHOT, 'mask', 'none', 'kept', seed)
+    said = [f'{mean_points(c)} points', f'things outside the mask kept {mean_points(kept)}']
+    said.append(f'the box around it: {seeds_words(box)}, {mean_points(box)}')
+    if 'image_text' in set(found.method):
+        rival = search_effect(found, 'image_text', 'mask', 'none', 'localised', seed)
+        said.append(f'Image + Text without the masked part {mean_points(rival)}')
+    return f'a mask localises the edit in {seeds_words(c)} ({"; ".join(said)})'
 
 
 def compodiff_finding(run: MatrixRun, negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> str:
@@ -936,20 +1144,9 @@ def compodiff_finding(run: MatrixRun, negative: pd.DataFrame, masked: pd.DataFra
             better, worse = seeds_words(c), seeds_words(c, 'worse')
             said = f'better in {better}, worse in {worse} ({mean_points(c)} points)'
             parts.append(f'stage 2 against {run.titles[rival]} on CIRR R@1: {said}')
-    c = search_effect(negative, ZERO_SHOT, 'forbidden', 'none', 'forbidden', seed)
-    other = search_effect(negative, ZERO_SHOT, 'forbidden', 'other', 'forbidden', seed)
-    parts.append(
-        f'a negative text lowers the share of results with the forbidden thing in {seeds_words(c, "worse")} '
-        f'({mean_points(c)} points; against a negative text of another thing {mean_points(other)})'
-    )
-    c, kept = (search_effect(masked, ZERO_SHOT, 'mask', 'none', s, seed) for s in ('localised', 'kept'))
-    parts.append(
-        f'a mask localises the edit in {seeds_words(c)} ({mean_points(c)} points; things outside the mask kept: '
-        f'{mean_points(kept)})'
-    )
-    return '; '.join(parts)
+    return '; '.join([*parts, negative_words(negative, seed), mask_words(masked, seed)])
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00042
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00048
 def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> list:  # of lines
     "C19: a negative text lowers the share of forbidden results, also against another one; a mask localises the edit."
     found = {
@@ -983,10 +1180,8 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
     there = [m for m in (ZERO_SHOT, 'pic2word', 'lincir') if {m, 'image_text'} <= set(mine.method)]
     lines = []
     for m in there:
-        found = [
-            dict(c, diff=-c['diff'], low=-c['high'], high=-c['low'])
-            for c in compare_seeds(mine, m, 'image_text', seed=seed)
-        ]
+        found = [dict(c, diff=-c['diff'], low=-c['high'], high=-c['low'])
+                 for c in compare_seeds(mine, m, 'image_text', seed=seed)]
         role = OWN_COMPARISON if m == 'lincir' else ''
         lines.append(claim_evidence(found, f'composition R@1, {run.titles["image_text"]} − {run.titles[m]}', role))
     missing = [untested('CLIP4Cir trained on the synthetic triplets')]
