@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS', 'AWAY_WEIGHTS',
-           'NEGATIVES', 'NEGATIVE_TITLES', 'STATES_LIMIT', 'TRADE', 'compodiff_entries', 'zero_shot_entries',
-           'with_guidance', 'tuning_benchmarks', 'text_shares', 'tuned_on', 'in_sentences', 'one_benchmark', 'evenly',
-           'all_benchmarks', 'run_benchmarks', 'diffusion_leads', 'seeds_words', 'mean_points', 'comparisons_in',
-           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'sampler_note', 'PrintedTable',
-           'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric',
-           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
-           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
-           'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest', 'masked_image',
-           'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds',
-           'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values',
-           'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table',
-           'GuidanceRun', 'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query',
-           'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words',
-           'negative_words', 'mask_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
-           'composition_evidence', 'compodiff_evidence']
+           'NEGATIVES', 'NEGATIVE_TITLES', 'MASK_TITLES', 'STATES_LIMIT', 'TRADE', 'compodiff_entries',
+           'zero_shot_entries', 'with_guidance', 'tuning_benchmarks', 'text_shares', 'tuned_on', 'in_sentences',
+           'one_benchmark', 'evenly', 'all_benchmarks', 'run_benchmarks', 'diffusion_leads', 'seeds_words',
+           'mean_points', 'comparisons_in', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note',
+           'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
+           'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
+           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
+           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest',
+           'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'masked_image', 'search_row', 'most_changed',
+           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
+           'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point',
+           'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun', 'shared_tasks',
+           'run_guidance', 'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence',
+           'points_note', 'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words',
+           'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -57,7 +57,6 @@ from cis_nb.experiments.comparison import (
     seeds,
     verdict,
 )
-from .composed_retrieval import sorted_edits
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
     Entry,
@@ -72,7 +71,6 @@ from cis_nb.experiments.matrix import (
     MatrixRun,
     load_benchmark,
     main_metric,
-    main_rows,
     query_scores,
     rank_pairs,
     read_results,
@@ -694,8 +692,7 @@ MASK_TITLES = dict(none='no mask', mask='mask of the thing', box='box around it'
 
 
 def mask_search(entries: list, images: LabelledImages, q: pd.DataFrame, masks, k: int = 10) -> pd.DataFrame:
-    "Every entry asks every query without mask, with its mask, and with the box around it; scores: kept, masked,
-    localised, wanted."
+    "Every entry asks every query without and with its mask and the box around it; scores as `kept`, `localised`."
     rows = []
     for e in entries:
         for name, mask in dict(none=None, mask=masks, box=box_masks(masks)).items():
@@ -1180,8 +1177,10 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
     there = [m for m in (ZERO_SHOT, 'pic2word', 'lincir') if {m, 'image_text'} <= set(mine.method)]
     lines = []
     for m in there:
-        found = [dict(c, diff=-c['diff'], low=-c['high'], high=-c['low'])
-                 for c in compare_seeds(mine, m, 'image_text', seed=seed)]
+        found = [
+            dict(c, diff=-c['diff'], low=-c['high'], high=-c['low'])
+            for c in compare_seeds(mine, m, 'image_text', seed=seed)
+        ]
         role = OWN_COMPARISON if m == 'lincir' else ''
         lines.append(claim_evidence(found, f'composition R@1, {run.titles["image_text"]} − {run.titles[m]}', role))
     missing = [untested('CLIP4Cir trained on the synthetic triplets')]

@@ -143,7 +143,7 @@ def test_negative_queries_keep_their_promises():
 def test_mask_queries_leave_out_masks_without_pixels():
     images = random_images()
     q, masks = mask_queries(images, 100)
-    assert box_masks(masks).equals(masks)  # they are boxes
+    assert box_masks(masks).equal(masks)  # they are boxes
     assert 'thing0' not in set(q.masked) and len(q) == len(masks) > 5 and masks.dtype == torch.bool
     for r in q.itertuples():
         assert sorted([*r.outside, r.masked]) == images.of(r.reference) and r.wanted not in images.of(r.reference)
@@ -180,9 +180,8 @@ def lines(values: dict, seeds=(0, 1), score='forbidden', method='compodiff') -> 
 def test_an_effect_is_the_paired_difference_of_each_seed():
     found = lines(dict(none=[50.0, 30.0, 40.0], forbidden=[20.0, 10.0, 0.0], other=[50.0, 30.0, 40.0]))
     effect = search_effect(found, 'compodiff', 'forbidden', 'none', 'forbidden')
-    assert [c['diff'] for c in effect] == pytest.approx([-30.0, -30.0]) and [verdict(c) for c in effect] == [
-        'worse'
-    ] * 2
+    assert [c['diff'] for c in effect] == pytest.approx([-30.0, -30.0])
+    assert [verdict(c) for c in effect] == ['worse'] * 2
     assert seeds_words(effect, 'worse') == '2 of 2 seeds' and seeds_words(effect) == '0 of 2 seeds'
     untrained = found.assign(seed=-1).drop_duplicates(['search', 'query_id'])
     (one,) = search_effect(untrained, 'compodiff', 'other', 'none', 'forbidden')
@@ -213,7 +212,7 @@ class Flat:
 def test_the_rival_subtracts_a_text_and_cuts_out_a_mask():
     backbone = Flat()
     m = EditedSum(name='s', backbone=backbone, read=lambda texts: torch.tensor([backbone.texts[t] for t in texts]))
-    source = SimpleNamespace(ids=['a', 'b'], load=lambda i: None, features=backbone.features)
+    source = SimpleNamespace(ids=['a', 'b'], load=lambda i: None, features=lambda b: b.features(source))
     q = Queries(['q'], [['a cat']], ['b'], source)
     assert m.encode_queries(q)[0].tolist() == pytest.approx([1, 0])
     away = m.encode_queries(Queries(['q'], [['a cat']], ['b'], source, ['a dog']))[0]
