@@ -7,9 +7,9 @@ __all__ = ['MOST_RESULTS', 'RANKED', 'SHOWN', 'CANVAS', 'ControlFault', 'Control
            'uploaded_mask', 'empty_mask', 'stroke', 'rectangle_mask', 'square_image', 'masked_image',
            'ControlCollection', 'control_collection', 'OneImage', 'one_image', 'ControlSearch', 'ControlAnswer',
            'answer', 'query_line', 'answer_rows', 'image_html', 'answers_html', 'ControlChange', 'control_effects',
-           'effect_comparisons', 'effect_table', 'effect_sentence', 'control_evidence', 'answer_seconds',
-           'seconds_table', 'seconds_sentence', 'control_methods', 'control_runs', 'example_queries', 'ControlPanel',
-           'in_report', 'shown_panel']
+           'effect_comparisons', 'effect_table', 'effect_sentence', 'answer_seconds', 'seconds_table',
+           'seconds_sentence', 'control_methods', 'control_runs', 'example_queries', 'ControlPanel', 'in_report',
+           'shown_panel']
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0003
 import base64
@@ -455,22 +455,6 @@ def effect_sentence(comparisons: pd.DataFrame) -> str:
     good = comparisons.verdict.eq('as expected')
     odd = [f'{r.change}: {r.verdict}' for r in comparisons[~good].itertuples()]
     return f'{good.sum()} of {len(good)} controls act as expected' + (f' ({"; ".join(odd)})' if odd else '')
-
-# %% ../../nbs/05b_experiments/29_controls.ipynb #co0032
-def control_evidence(search: ControlSearch, title: str, comparisons: pd.DataFrame) -> dict:  # claim -> lines
-    "Evidence for claim C19 of CompoDiff; none for another method."
-    method, source = search.methods[title], search.collection.source
-    if not isinstance(method, CompoDiffMethod):
-        return {}
-    lines = []
-    for r in comparisons.itertuples():
-        away, ends = 'nearer to' if r.sign > 0 else 'away from', sorted(100 * r.sign * x for x in (r.low, r.high))
-        what = f'{r.change}, results {away} the {r.near if r.near != "negative" else "negative text"}'
-        value = dict(diff=100 * r.sign * r.diff, low=ends[0], high=ends[1], unit=' hundredths of the cosine')
-        lines.append(dict(what=what, **value))
-    own = np.array_equal(method.encode_gallery(source).array, source.features(method.backbone).array, equal_nan=True)
-    same = dict(what='gallery features that are those of the backbone', unit=' %', role=BY_CONSTRUCTION)
-    return {'C19': [*lines, same | dict.fromkeys(('diff', 'low', 'high'), 100.0 if own else -100.0)]}
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0035
 RANKED, SHOWN = 'all rankings', 'rankings and images shown'
