@@ -40,7 +40,6 @@ from ..core.store import project_root, store_root
 from ..data.image_sources import ImageSource, image_folder
 from ..data.packed import center_square, open_image
 from ..data.roots import PUBLISHED_DATA, data_root, dataset_root, is_world
-from .combiner_ablations import BY_CONSTRUCTION
 from .entries import compared_methods
 from ..methods.baselines import FusionMethod
 from ..methods.compodiff import CompoDiffMethod, published_compodiff
