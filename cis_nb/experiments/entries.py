@@ -5,9 +5,11 @@
 # %% auto #0
 __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIFF', 'BRIEF', 'RANKING_COLUMNS',
            'training_parameters', 'training_config', 'Entry', 'known_as', 'untrained_method', 'untrained_methods',
-           'share_texts', 'trained_entry', 'trained_entries', 'compared_methods', 'cached', 'read_cached']
+           'share_texts', 'seeded_config', 'trained_entry', 'trained_entries', 'compared_methods', 'cached',
+           'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +130,15 @@ def share_texts(method, backbone, read: TextMemory = None):
     return method.with_text_memory(read) if shares else method
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #a027d109
+def seeded_config(config: TrainingConfig, seed: int) -> TrainingConfig:
+    "The configuration with another seed; the training that it starts from, if it names one, has that seed too."
+    before = getattr(config, 'start', '')
+    if seed == config.seed or not re.match(r'\d\w*_', before):
+        return config.model_copy(update=dict(seed=seed))
+    run = train_or_load(seeded_config(training_config(before), seed))
+    return config.model_copy(update=dict(seed=seed, start=str(run)))
+
+
 def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) -> Entry:
     "The method of `config`, trained unless the store holds the run; `backbone` is reused if it is the run's."
     run, plugin = train_or_load(config), api.get('method', config.method)
@@ -151,7 +162,7 @@ def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=
             f'trainings {trainings}: two of them are a {api.method_style(twice).title}; give each in an experiment of'
             ' its own'
         )
-    return [trained_entry(c.model_copy(update=dict(seed=s)), backbone, device, read) for c in configs for s in seeds]
+    return [trained_entry(seeded_config(c, s), backbone, device, read) for c in configs for s in seeds]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #ce6a3af7
 def compared_methods(p: dict, backbone) -> list:  # of Entry

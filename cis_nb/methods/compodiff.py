@@ -7,11 +7,10 @@ __all__ = ['PADDINGS', 'SAMPLER_FIELDS', 'PREVIOUS_STAGE', 'DENOISER_FIELDS', 'C
            'padded_states', 'TextStates', 'JoinedTexts', 'states_encoder', 'FeatureRows', 'DiffusionTask', 'pack_masks',
            'unpack_masks', 'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask',
            'masked_pixels', 'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks',
-           'masked_images', 'inpainting_task', 'drawable_triplets', 'drawn_triplet_shards', 'shard_task',
-           'benchmark_task', 'fashioniq_task', 'CompoDiffMethod', 'published_compodiff', 'ema_decay',
-           'CompoDiffTraining', 'read_compodiff', 'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser',
-           'synthetic_shards', 'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training',
-           'CompoDiffPlugin']
+           'masked_images', 'inpainting_task', 'shard_task', 'benchmark_task', 'fashioniq_task', 'CompoDiffMethod',
+           'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'read_compodiff', 'load_compodiff',
+           'CompoDiffConfig', 'start_run', 'started_denoiser', 'synthetic_shards', 'stage_two_tasks',
+           'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training', 'CompoDiffPlugin']
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
@@ -49,17 +48,13 @@ from cis_nb.methods.diffusion import (
     sample_embeddings,
 )
 from ..mining.parsers import load_parser, parser_for
-from ..mining.synthetic import mine_keyword_triplets, object_terms, read_caption_triplets
+from ..mining.scene_edits import drawn_triplet_shards
+from ..mining.synthetic import object_terms
 from cis_nb.mining.triplet_images import (
     MASK_SIDE,
-    CaptionTriplet,
     TripletShards,
-    WorldGenerator,
     caption_scene,
     edit_mask,
-    quantile_thresholds,
-    scored_pairs,
-    write_triplet_shards,
 )
 from ..retrieval.protocol import Protocol, Task
 from ..training.validation import RetrievalValidation, check_backbone, read_net, recall_ks, run_folder, write_net
@@ -495,37 +490,6 @@ def inpainting_task(backbone, data: str, world_images: int, masked: MaskedImages
     return DiffusionTask('inpainting', [(t,) for t in masked.texts], whole, FeatureRows(references, rows), masked.bits)
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000026
-def drawable_triplets(folder, n: int, seed: int = 0) -> list:  # of CaptionTriplet
-    "At most `n` caption triplets of a folder, spread over it; only those whose source is the caption that was read."
-    names = [f.name for f in fields(CaptionTriplet)]
-    found = [t for t in read_caption_triplets(folder) if not t.swapped]
-    chosen = sorted(np.random.default_rng(seed).permutation(len(found))[:n])
-    return [CaptionTriplet(**{name: getattr(found[k], name) for name in names}) for k in chosen]
-
-
-def drawn_triplet_shards(
-    backbone,  # of the filters
-    pretrained: str,  # its weights, for the comparison of terms
-    world_images: int,
-    n: int,  # caption triplets that are drawn
-    quantile: float = 0.1,  # share of the drawn pairs that each filter removes
-    tried: int = 200,  # caption triplets whose scores give the thresholds
-) -> Path:
-    "The folder of shards of image triplets of the world, made once and resumed after a kill."
-    mined = mine_keyword_triplets(
-        backbone=backbone.name, pretrained=pretrained, world_images=world_images, device=str(backbone.device)
-    )
-
-    def build(folder):
-        triplets, generator = drawable_triplets(mined, n), WorldGenerator()
-        scores = scored_pairs(triplets[:tried], generator, backbone).scores
-        write_triplet_shards(folder / 'shards', triplets, generator, backbone, quantile_thresholds(scores, quantile))
-
-    params, code = dict(n=n, quantile=quantile, tried=tried), [WorldGenerator, type(backbone)]
-    made_from = [mined.name, backbone.fingerprint]
-    return stored('triplet_shards', f'{backbone.name}-{n}', params, build, made_from, code, resume=True) / 'shards'
-
-
 def shard_task(backbone, shards: TripletShards, used: int = 0) -> DiffusionTask:
     """Image triplets: an instruction, its reference and its target; the first `used` of them, or all.
     They have no masks, as in the paper. ValueError for more than there are."""
@@ -798,6 +762,8 @@ class CompoDiffConfig(TrainingConfig):
     masks: str = Field('auto', min_length=1, description='auto: segments of the drawn world; else weights of CLIPSeg')
     parser: str = Field('auto', description='of the words that CLIPSeg finds: auto, world, or a spaCy pipeline')
     samples: int = Field(400, ge=1, description='caption triplets of which the world draws images')
+    edits: float = Field(0.5, ge=0, le=1, description='share of them that change several facts; else one keyword')
+    moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another picture')
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the drawn triplets that each filter removes')
     shards: str = Field('', description='folder of image triplets; empty: the world draws them')
     used_triplets: int = Field(0, ge=0, description='the first image triplets of these alone; 0: all')
@@ -886,7 +852,8 @@ def synthetic_shards(backbone, c: CompoDiffConfig) -> TripletShards:
         raise ValueError(
             f"shards: data {c.data!r} has no synthetic triplets; give a folder of shards of image triplets"
         )
-    return TripletShards(drawn_triplet_shards(backbone, c.pretrained, c.world_images, c.samples, c.quantile))
+    drawn = {k: getattr(c, k) for k in ('world_images', 'quantile', 'edits', 'moved')}
+    return TripletShards(drawn_triplet_shards(backbone, c.pretrained, n=c.samples, **drawn))
 
 
 def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares
