@@ -1197,7 +1197,7 @@ def compodiff_finding(run: MatrixRun, negative, masked, placed=None, seed: int =
     return '; '.join(filter(None, [*parts, *searches]))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
-def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> list:  # of lines
+def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines
     "C19: a negative text lowers the share of forbidden results, also against another one; a mask localises the edit."
     found = {
         'forbidden results, no negative text − with it': ('none', 'forbidden'),
@@ -1208,7 +1208,11 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0
         for words, (a, b) in found.items()
     ]
     local = search_effect(masked, ZERO_SHOT, 'mask', 'none', 'localised', seed)
-    return [*lines, claim_evidence(local, 'localised (kept outside − shown inside the mask), with mask − without')]
+    lines.append(claim_evidence(local, 'localised (kept outside − shown inside the mask), with mask − without'))
+    if placed is None:
+        return lines
+    first = search_effect(placed, ZERO_SHOT, 'mask', 'none', 'inside', seed)
+    return [*lines, claim_evidence(first, 'the edit in its place first of two, with mask − without')]
 
 
 def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines; empty without Pic2Word
@@ -1242,7 +1246,7 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
     return ({'C07': lines + missing} if lines else {}) | ({'C08': [spread]} if spread else {})
 
 
-def compodiff_evidence(run: MatrixRun, negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> dict:
+def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> dict:
     "Claim -> lines of evidence."
-    found = {'C19': control_evidence(negative, masked, seed)} | composition_evidence(run, seed)
+    found = {'C19': control_evidence(negative, masked, placed, seed)} | composition_evidence(run, seed)
     return found | ({'C03': lines} if (lines := zero_shot_evidence(run, seed)) else {})
