@@ -12,13 +12,14 @@ __all__ = ['ZERO_SHOT', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'H
            'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
            'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
            'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest',
-           'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point',
-           'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun', 'shared_tasks',
-           'run_guidance', 'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence',
-           'points_note', 'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words',
-           'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'composition_evidence', 'compodiff_evidence']
+           'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image',
+           'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds',
+           'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query',
+           'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words',
+           'negative_words', 'mask_words', 'place_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
+           'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -42,8 +43,8 @@ from ..benchmarks.genecis import read_json
 from ..benchmarks.genecis_construction import Rules, panoptic_file, read_panoptic
 from ..benchmarks.object_composition import COMPOSITION_PROMPT, COMPOSITION_PROMPT_TEXT
 from ..core.plotting import Page, color, forest, page
-from ..core.store import manifest
-from ..data.image_sources import ImageSource, image_files
+from ..core.store import fingerprint, manifest
+from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
 from .combiner_ablations import OWN_COMPARISON, claim_evidence, untested
 from cis_nb.experiments.comparison import (
@@ -91,7 +92,15 @@ from .sweeps import format_differences
 from ..methods.baselines import FeatureMethod, image_text
 from ..methods.compodiff import CompoDiffMethod, masked_pixels
 from ..mining.triplet_images import edit_mask
-from ..retrieval.protocol import Benchmark, NoQueries, Task, first_images, rank_task, result_rows
+from cis_nb.retrieval.protocol import (
+    Benchmark,
+    NoQueries,
+    Task,
+    first_images,
+    rank_task,
+    ranked_members,
+    result_rows,
+)
 from ..world.captions import with_article
 from cis_nb.world.composed import (
     LOOK_ATTRIBUTES,
@@ -101,6 +110,8 @@ from cis_nb.world.composed import (
     edits_between,
     thing_in,
 )
+from ..world.layouts import IMAGE_SIDE, coco_scene
+from ..world.scenes import render
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00007
 ZERO_SHOT = 'compodiff'  # stage 2, in results
@@ -703,6 +714,35 @@ def mask_search(entries: list, images: LabelledImages, q: pd.DataFrame, masks, k
     return pd.concat(rows, ignore_index=True)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00030
+def place_pairs(q: pd.DataFrame, world_seed: int = 0) -> ImageSource:
+    "Two drawn images a query, `inside REFERENCE` and `outside REFERENCE`; references are COCO images of the world."
+
+    def load(id):
+        place, reference = id.split()
+        (r,) = q[q.reference == reference].itertuples()
+        gone = r.masked if place == 'inside' else r.outside[0]
+        scene, _ = coco_scene(int(reference), world_seed)
+        things = [replace(t, category=r.wanted) if t.category == gone else t for t in scene.things]
+        return Image.fromarray(render(replace(scene, things=tuple(things)), IMAGE_SIDE))
+
+    ids = [f'{place} {reference}' for reference in q.reference for place in ('inside', 'outside')]
+    about = [q.reference.tolist(), q.masked.tolist(), q.wanted.tolist(), [o[0] for o in q.outside]]
+    return ImageSource(ids, load, fingerprint([*about, world_seed]), 'places')
+
+
+def place_search(entries: list, images: LabelledImages, q: pd.DataFrame, masks, world_seed: int = 0) -> pd.DataFrame:
+    "Every entry ranks the pair of each query without mask, with its mask, and with the box around it: `inside` first?"
+    source = union([images.source.only(q.reference.tolist()), place_pairs(q, world_seed)])
+    members, rows = [[f'outside {r}', f'inside {r}'] for r in q.reference], []
+    given = [q.query_id.tolist(), [[c] for c in q.condition], q.reference.tolist(), source]
+    for e in entries:
+        for name, mask in dict(none=None, mask=masks, box=box_masks(masks)).items():
+            ranked = ranked_members(e.method, Queries(*given, None, mask), members)
+            right = [best[0].startswith('inside') for best in ranked]
+            rows.append(search_lines(e, name, 'place', q.drop(columns=['masked', 'wanted']), ranked, inside=right))
+    return pd.concat(rows, ignore_index=True)
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00033
 def masked_image(image: Image.Image, mask) -> Image.Image:
     "An image, grey where the mask is true."
     side = min(image.size)
@@ -756,7 +796,7 @@ def mask_rows(found: pd.DataFrame, images: LabelledImages, q: pd.DataFrame, mask
             rows.append(search_row(images, line, [seen], ['reference'], bad, f'“{line["condition"]}”{words}'))
     return rows
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00033
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00036
 class CirrScene(NamedTuple):
     "A scene of the world's CIRR; in a free group place and cells are no facts."
 
@@ -819,7 +859,7 @@ def scene_scores(per_query: pd.DataFrame, task: Task, scenes: dict, k: int = 5) 
         kept.append(np.mean([len(looks & looks_of(s)) / len(looks) for s in top]))
     return per_query.assign(edit_satisfied=100 * np.array(satisfied), reference_kept=100 * np.array(kept))
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00038
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003b
 STATES_LIMIT = 1024.0  # MiB of text states that are kept
 
 
@@ -862,7 +902,7 @@ def guidance_grid(entries: list, tasks: dict, w_images: list, w_texts: list) -> 
 def _at_a_point(entry: Entry, tasks: dict) -> dict:
     return dict(rankings=pd.concat([guided_rankings(entry, t) for t in tasks.values()], ignore_index=True))
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003a
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003d
 def grid_values(grid: pd.DataFrame, score: str = '', k: int = 1) -> pd.DataFrame:  # w_text down, w_image across
     "Mean over tasks, queries and seeds at each point: a column in its unit, or R@`k` in percent."
     value = grid[score] if score else 100.0 * (grid['rank'] <= k)
@@ -891,7 +931,7 @@ def best_point(grid: pd.DataFrame, k: int) -> tuple:  # w_image, w_text, R@k
     w_text, w_image = stacked.idxmax()
     return float(w_image), float(w_text), float(stacked.max())
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003c
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003f
 TRADE = dict(
     reference_kept='reference kept (%)',
     edit_satisfied='edit satisfied (%)',
@@ -961,7 +1001,7 @@ def trade_table(found: dict) -> pd.DataFrame:
     rows = [[TRADE[s], *(format_differences(found[w, s]) for w in heads)] for s in scores]
     return pd.DataFrame(rows, columns=['', *heads.values()])
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0003f
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00042
 @dataclass
 class GuidanceRun:
     "A grid of guidance weights on the tasks of a benchmark."
@@ -1002,7 +1042,7 @@ def run_guidance(p: dict) -> GuidanceRun:
         grid = scene_scores(grid, tasks['full'], scenes)
     return GuidanceRun(tasks, entries, grid, folders, at, model)
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00042
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
 def weight_rows(grid: pd.DataFrame, task: Task, query_id: str, training: int, k: int = 2) -> list:  # of `show_grid`
     "The first `k` images of a query at each point of a grid: a row for each w_text, the reference first."
     mine = grid[(grid.query_id == query_id) & (grid.seed == training)]
@@ -1037,7 +1077,7 @@ def changing_query(grid: pd.DataFrame, training: int) -> str:
     counts = mine.groupby('query_id').agg(different=('first', 'nunique'), right=('right', 'sum'))
     return str(counts.sort_values(['different', 'right'], ascending=False, kind='stable').index[0])
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00048
 def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict:  # words -> comparisons
     "R@`k` at the point `at` minus that at the two ends of each weight, the other weight as in `at`."
     found = {}
@@ -1108,7 +1148,7 @@ def trade_words(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # words 
         f'w_T, {TRADE[done]}': trade['w_text', done],
     }
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00047
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004a
 def negative_words(found: pd.DataFrame, seed: int = 0) -> str:
     "What a negative text does to the share of forbidden results, beside the control and the rival."
     c, other = (search_effect(found, ZERO_SHOT, 'forbidden', b, 'forbidden', seed) for b in ('none', 'other'))
@@ -1132,8 +1172,20 @@ def mask_words(found: pd.DataFrame, seed: int = 0) -> str:
     return f'a mask localises the edit in {seeds_words(c)} ({"; ".join(said)})'
 
 
-def compodiff_finding(run: MatrixRun, negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> str:
-    "Three verdicts: against Image + Text on CIRR, the share of forbidden results, what a mask leaves as it is."
+def place_words(found: pd.DataFrame, seed: int = 0) -> str:
+    "Whether a mask says where the edit is, beside the box around it and the rival; empty without drawn pairs."
+    if found is None:
+        return ''
+    c, box = (search_effect(found, ZERO_SHOT, name, 'none', 'inside', seed) for name in ('mask', 'box'))
+    said = [f'{mean_points(c)} points', f'the box around it: {seeds_words(box)}, {mean_points(box)}']
+    if 'image_text' in set(found.method):
+        rival = search_effect(found, 'image_text', 'mask', 'none', 'inside', seed)
+        said.append(f'Image + Text without the masked part {mean_points(rival)}')
+    return f'of two drawn edits a mask ranks that in its place first more often in {seeds_words(c)} ({"; ".join(said)})'
+
+
+def compodiff_finding(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> str:
+    "The verdicts: against Image + Text on CIRR, forbidden results (`negative_search`), masks (the other searches)."
     parts, rivals = [], [r for r in ('image_text', 'image_text_tuned') if r in run.titles]
     found = diffusion_leads(run, ZERO_SHOT, rivals, seed)
     for rival in rivals:
@@ -1141,10 +1193,11 @@ def compodiff_finding(run: MatrixRun, negative: pd.DataFrame, masked: pd.DataFra
             better, worse = seeds_words(c), seeds_words(c, 'worse')
             said = f'better in {better}, worse in {worse} ({mean_points(c)} points)'
             parts.append(f'stage 2 against {run.titles[rival]} on CIRR R@1: {said}')
-    return '; '.join([*parts, negative_words(negative, seed), mask_words(masked, seed)])
+    searches = [negative_words(negative, seed), mask_words(masked, seed), place_words(placed, seed)]
+    return '; '.join(filter(None, [*parts, *searches]))
 
-# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00048
-def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> list:  # of lines
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
+def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines
     "C19: a negative text lowers the share of forbidden results, also against another one; a mask localises the edit."
     found = {
         'forbidden results, no negative text − with it': ('none', 'forbidden'),
@@ -1155,7 +1208,11 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0
         for words, (a, b) in found.items()
     ]
     local = search_effect(masked, ZERO_SHOT, 'mask', 'none', 'localised', seed)
-    return [*lines, claim_evidence(local, 'localised (kept outside − shown inside the mask), with mask − without')]
+    lines.append(claim_evidence(local, 'localised (kept outside − shown inside the mask), with mask − without'))
+    if placed is None:
+        return lines
+    first = search_effect(placed, ZERO_SHOT, 'mask', 'none', 'inside', seed)
+    return [*lines, claim_evidence(first, 'the edit in its place first of two, with mask − without')]
 
 
 def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines; empty without Pic2Word
@@ -1189,7 +1246,7 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
     return ({'C07': lines + missing} if lines else {}) | ({'C08': [spread]} if spread else {})
 
 
-def compodiff_evidence(run: MatrixRun, negative: pd.DataFrame, masked: pd.DataFrame, seed: int = 0) -> dict:
+def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> dict:
     "Claim -> lines of evidence."
-    found = {'C19': control_evidence(negative, masked, seed)} | composition_evidence(run, seed)
+    found = {'C19': control_evidence(negative, masked, placed, seed)} | composition_evidence(run, seed)
     return found | ({'C03': lines} if (lines := zero_shot_evidence(run, seed)) else {})

@@ -1,7 +1,7 @@
 "Experiments on CompoDiff: labels and masks, queries, searches, scenes of CIRR, grids of weights, printed tables."
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,6 +34,7 @@ from cis_nb.experiments.diffusion import (
     mask_queries,
     most_changed,
     negative_queries,
+    place_pairs,
     own_name,
     printed_columns,
     regime,
@@ -50,7 +51,8 @@ from cis_nb.experiments.diffusion import (
 )
 from cis_nb.experiments.entries import Entry
 from cis_nb.world.composed import Edit
-from cis_nb.world.scenes import Scene, Thing
+from cis_nb.world.layouts import IMAGE_SIDE, coco_scene
+from cis_nb.world.scenes import THINGS, Scene, Thing, render
 
 
 def write_labels(root, images: dict, side=(40, 20)):
@@ -377,6 +379,21 @@ def test_queries_are_thinned_evenly():
     task = Listed(queries)
     assert evenly(task, 3).queries.query_id.tolist() == ['a', 'd', 'g']
     assert len(evenly(task, 0).queries) == len(evenly(task, 99).queries) == 7
+
+
+def test_pairs_of_edits_are_drawn_from_the_scene():
+    scene, _ = coco_scene(7, 3)
+    first, second = (t.category for t in scene.things[:2])
+    wanted = next(c for c in THINGS if c not in {t.category for t in scene.things})
+    row = dict(reference=f'{7:012d}', masked=first, outside=[second], wanted=wanted)
+    pairs = place_pairs(pd.DataFrame([row]), 3)
+    assert pairs.ids == [f'inside {7:012d}', f'outside {7:012d}']
+    for id, at in zip(pairs.ids, (0, 1)):
+        things = list(scene.things)
+        things[at] = replace(things[at], category=wanted)
+        expected = render(replace(scene, things=tuple(things)), IMAGE_SIDE)
+        assert (np.asarray(pairs.load(id)) == expected).all()
+    assert place_pairs(pd.DataFrame([row]), 4).key != pairs.key
 
 
 def test_stage_two_is_asked_for_by_name():
