@@ -396,28 +396,38 @@ class ControlChange:
 
 
 @torch.no_grad()
+def _first_ids(search: ControlSearch, title: str, queries: list, settings: ControlSettings) -> list:  # of lists
+    "The first results of many queries on images of the collection, encoded together."
+    source, index = search.collection.source, search.indexes[title]
+    ids, texts = [q.reference for q in queries], [[q.text.strip()] for q in queries]
+    negative = [q.negative.strip() for q in queries] if any(q.negative.strip() for q in queries) else None
+    masks = [empty_mask() if q.mask is None else q.mask for q in queries]
+    mask = torch.from_numpy(np.stack(masks)) if any(q.masked for q in queries) else None
+    asked = Queries(['query'] * len(queries), texts, ids, source, negative, mask)
+    found = _with_settings(search.methods[title], settings).encode_queries(asked).numpy()
+    return [_ranking(index, q[None], i, settings.k)[0] for q, i in zip(found, ids)]
+
+
+@torch.no_grad()
 def control_effects(
     search: ControlSearch,
     title: str,  # of a method whose backbone reads texts
-    queries: list,  # of ControlQuery, with reference and text
+    queries: list,  # of ControlQuery: a reference of the collection, and a text
     changes: list,  # of ControlChange
     settings: ControlSettings,
     negative: str,  # measured for all changes
 ) -> pd.DataFrame:  # columns query, change, stay (percent), text, reference, negative (cosines)
     "The first results of queries, as they are and with one control changed."
     m, rows = search.methods[title], []
-    gallery, away = m.encode_gallery(search.collection.source), m.backbone.encode_text([negative])
-    for n, query in enumerate(queries):
-        texts = torch.cat([m.backbone.encode_text([query.text]), away])
-        ref = search.reference(query.reference).features(m.backbone)
-        features = torch.cat([texts.float().cpu(), torch.from_numpy(ref.array)])
-        asked = dict(zip(('text', 'negative', 'reference'), features))
-        base = []
-        for c in [ControlChange('as it is'), *changes]:
-            changed, s = replace(query, **c.query), replace(settings, **c.settings)
-            ids = answer(search, changed, s, [title])[0].ids
-            base = base or ids
-            near = {what: float(cosine_scores(x[None], gallery[ids]).mean()) for what, x in asked.items()}
+    gallery, encode = m.encode_gallery(search.collection.source), m.backbone.encode_text
+    texts, away = encode([q.text for q in queries]).float().cpu(), encode([negative]).float().cpu()
+    asked = dict(text=texts, reference=gallery[[q.reference for q in queries]], negative=away.expand_as(texts))
+    first = _first_ids(search, title, queries, settings)
+    for c in [ControlChange('as it is'), *changes]:
+        changed = [replace(q, **c.query) for q in queries]
+        found = _first_ids(search, title, changed, replace(settings, **c.settings))
+        for n, (ids, base) in enumerate(zip(found, first)):
+            near = {what: float(cosine_scores(x[n : n + 1], gallery[ids]).mean()) for what, x in asked.items()}
             rows.append(dict(query=n, change=c.name, stay=100 * len({*ids} & {*base}) / len(base), **near))
     return pd.DataFrame(rows)
 
