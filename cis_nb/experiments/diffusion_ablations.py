@@ -42,6 +42,7 @@ from cis_nb.benchmarks.coco_captions import (
     restrict_to_images,
 )
 from ..core.experiment_files import read_params
+from ..core.parameters import pick_device
 from ..core.plotting import color, draw_intervals, forest, page
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import project_root
@@ -599,6 +600,7 @@ def sample_by_branch(net: Denoiser, queries: GuidedQueries, seeds, settings=Samp
 def sampler_rates(shape: DenoiserShape, rows: int, repeats: int, steps: int = 10, device='cpu', seed: int = 0) -> dict:
     "Seconds (Estimates) for `rows` queries with random weights: `batched`, and branch by branch (`plain`)."
     torch.manual_seed(seed)
+    device = pick_device(device)
     net = Denoiser(shape).to(device).eval().requires_grad_(False)
     q, seeds, s = (
         random_queries(shape, rows, seed=seed, device=device),
