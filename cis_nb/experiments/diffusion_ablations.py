@@ -42,12 +42,14 @@ from cis_nb.benchmarks.coco_captions import (
     restrict_to_images,
 )
 from ..core.experiment_files import read_params
+from ..core.parameters import pick_device
 from ..core.plotting import color, draw_intervals, forest, page
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import project_root
 from ..data.roots import cirr_root
 from .combiner_ablations import claim_evidence, needed_for, untested
 from cis_nb.experiments.comparison import (
+    UNTRAINED,
     contrast_seeds,
     format_uncertainty,
     interval_envelope,
@@ -56,7 +58,7 @@ from cis_nb.experiments.comparison import (
     uncertainty_bounds,
 )
 from .condvit_ablations import Variant
-from .entries import Entry, trained_entries, training_parameters, untrained_method
+from .entries import Entry, trained_entries, training_config, training_parameters, untrained_method
 from .matrix import MatrixRun, load_benchmarks, main_metric, main_rows, query_scores, rank_all
 from .pseudo_words import weighted_sum
 from .referred_search import SUM_WEIGHTS, recall_at_1
@@ -476,14 +478,16 @@ class CaptionRun:
 
 
 def caption_run(p: dict, root) -> CaptionRun:
-    """Both forms of the text condition, trained as `p` says, the training `second` after the first form if it names
-    one, and the backbone itself, on the captions below `root`."""
+    """Both forms of the text condition, trained as `p` says, and the backbone itself, on the captions below `root`.
+    Where `second` names the stage after the training: that training as it is, and with its second stage."""
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     sweep = SweepParameters.of(p | dict(changes={name: dict(text_tokens=name == 'tokens') for name in FORMS}))
     entries = [replace(e, title=FORMS[e.name]) for e in train_variants(sweep, model)]
     if p['second']:
+        (first,) = trained_entries([p['training']], [training_config(p['training']).seed], model, p['device'])
+        entries.append(replace(first, name='first_stage', title='first stage of both', seed=UNTRAINED))
         both = trained_entries([p['second']], p['seeds'], model, p['device'])
-        entries += [replace(e, name='both_stages', title=f'{FORMS["attention"]}, both stages') for e in both]
+        entries += [replace(e, name='both_stages', title='both stages') for e in both]
     entries.append(Entry(untrained_method('text_only', model), title=f'text tower of {model.name}'))
     found = [caption_rankings(e, root) for e in progress(entries, 'captions', 'method')]
     return CaptionRun(model, entries, pd.concat(found, ignore_index=True))
@@ -599,6 +603,7 @@ def sample_by_branch(net: Denoiser, queries: GuidedQueries, seeds, settings=Samp
 def sampler_rates(shape: DenoiserShape, rows: int, repeats: int, steps: int = 10, device='cpu', seed: int = 0) -> dict:
     "Seconds (Estimates) for `rows` queries with random weights: `batched`, and branch by branch (`plain`)."
     torch.manual_seed(seed)
+    device = pick_device(device)
     net = Denoiser(shape).to(device).eval().requires_grad_(False)
     q, seeds, s = (
         random_queries(shape, rows, seed=seed, device=device),
@@ -661,11 +666,11 @@ def form_finding(run: CaptionRun, rates: dict, name: str, seed: int = 0) -> str:
     "R@1 of input tokens minus cross-attention in each direction, and how many times faster the latter is."
     q, of = run.per_query, rates[name]
     tasks = [t for t in q.task.unique() if t.endswith('plain')]
-    pairs = {'input tokens': 'tokens', 'both stages': 'both_stages'}
+    pairs = [('tokens', 'attention'), ('both_stages', 'first_stage')]
     said = [
-        f'{t} R@1, {title} − cross-attention {format_differences(caption_differences(q, m, "attention", t, seed=seed))}'
-        for title, m in pairs.items()
-        if m in run.titles
+        f'{t} R@1, {run.titles[a]} − {run.titles[b]} {format_differences(caption_differences(q, a, b, t, seed=seed))}'
+        for a, b in pairs
+        if a in run.titles
         for t in tasks
     ]
     speed = [f'{_times(*of.values(), k)} {what}' for k, what in (('steps', 'training steps'), ('queries', 'queries'))]
