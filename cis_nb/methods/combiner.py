@@ -409,7 +409,7 @@ class CombinerConfig(TrainingConfig):
         'mined', description="mined from captions, CIRR's training split, or image triplets that the world draws"
     )
     edits: float = Field(0.5, ge=0, le=1, description='share of synthetic triplets that change several facts')
-    moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another picture')
+    moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another image')
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the synthetic triplets that each filter removes')
     world_images: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')

@@ -68,14 +68,14 @@ def test_triplets_go_through_the_scenes_one_after_the_other():
     assert {t.route for t in found} == {'llm'} and not any(t.swapped for t in found)
 
 
-def test_another_picture_has_the_same_things():
+def test_another_image_has_the_same_things():
     for k in range(20):
-        found = S.another_picture(TWO, random.Random(k))
+        found = S.another_image(TWO, random.Random(k))
         looks = [[(t.category, *(getattr(t, a) for a in ATTRIBUTES)) for t in s.things] for s in (TWO, found)]
-        assert looks[0] == looks[1] and S.another_picture(TWO, random.Random(k), keep_place=True).place == 'lake'
-    assert len({S.another_picture(TWO, random.Random(k)).place for k in range(20)}) > 3
+        assert looks[0] == looks[1] and S.another_image(TWO, random.Random(k), keep_place=True).place == 'lake'
+    assert len({S.another_image(TWO, random.Random(k)).place for k in range(20)}) > 3
     many = Scene('lake', 0, tuple(Thing('ball', 'red', x=8 * k) for k in range(6)))
-    assert len(S.another_picture(many, random.Random(0)).things) == 6
+    assert len(S.another_image(many, random.Random(0)).things) == 6
 
 
 def test_the_generator_draws_both_routes():
