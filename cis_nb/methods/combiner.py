@@ -6,8 +6,8 @@
 __all__ = ['TRAINED_TOWERS', 'NEGATIVES', 'RULE', 'branch', 'Combiner', 'query_target_loss', 'Triplets', 'index_triplets',
            'EncodedNow', 'ImageInputs', 'tower_of', 'PartiallyFrozen', 'CombinerBatches', 'CombinerLoss',
            'CombinerMethod', 'CombinerTraining', 'save_combiner', 'read_combiner', 'load_combiner', 'CombinerConfig',
-           'triplet_folder', 'held_out', 'TripletData', 'cirr_triplets', 'training_data', 'make_combiner',
-           'CombinerPlugin', 'Encoding', 'random_triplets', 'training_rates']
+           'triplet_folder', 'held_out', 'TripletData', 'cirr_triplets', 'drawn_shards', 'synthetic_triplets',
+           'training_data', 'make_combiner', 'CombinerPlugin', 'Encoding', 'random_triplets', 'training_rates']
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #ec59e4d4
 import json
@@ -29,14 +29,17 @@ from ..backbones.features import text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import load_cirr
 from ..core.parameters import one_of
+from ..core.store import fingerprint
 from ..data.augmentation import random_crops, random_shift_brightness, stored_size
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
-from ..data.roots import cirr_root
+from ..data.roots import cirr_root, is_world
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
 from ..mining.parsers import parser_for
+from ..mining.scene_edits import drawn_triplet_shards
+from ..mining.triplet_images import TripletShards
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
 from ..training.loop import BaseObjective
@@ -402,7 +405,12 @@ class CombinerConfig(TrainingConfig):
 
     samples: int = Field(20_000, ge=1, description='mined triplets')
     val_samples: int = Field(40, ge=1, description='mined triplets of held-out images')
-    triplets: Literal['mined', 'cirr'] = Field('mined', description="mined from captions, or CIRR's training split")
+    triplets: Literal['mined', 'cirr', 'synthetic'] = Field(
+        'mined', description="mined from captions, CIRR's training split, or image triplets that the world draws"
+    )
+    edits: float = Field(0.5, ge=0, le=1, description='share of synthetic triplets that change several facts')
+    moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another image')
+    quantile: float = Field(0.1, ge=0, lt=1, description='share of the synthetic triplets that each filter removes')
     world_images: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
@@ -432,8 +440,10 @@ class CombinerConfig(TrainingConfig):
 
     @model_validator(mode='after')
     def _validation_fits(self):
-        if self.triplets == 'cirr' and self.validation != 'cirr':
-            raise ValueError("validation must be 'cirr' where triplets is 'cirr'")
+        if self.triplets != 'mined' and self.validation != 'cirr':
+            raise ValueError(f"validation must be 'cirr' where triplets is {self.triplets!r}")
+        if self.triplets == 'synthetic' and not is_world(self.data):
+            raise ValueError(f"triplets: 'synthetic' are drawn by the world alone, and data is {self.data!r}")
         return self
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #3905fa40
@@ -483,12 +493,35 @@ def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
     table = pd.DataFrame(dict(reference_image=b.queries.reference, target_image=targets, condition=b.queries.condition))
     return TripletData(table, b.source, tasks)
 
+
+def drawn_shards(backbone, c: CombinerConfig) -> TripletShards:
+    "The image triplets that stage 2 of CompoDiff learns from, where the settings are the same."
+    drawn = {k: getattr(c, k) for k in ('world_images', 'quantile', 'edits', 'moved')}
+    return TripletShards(drawn_triplet_shards(backbone, c.pretrained, n=c.samples, **drawn))
+
+
+def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
+    "Image triplets; an image is named by its side and its triplet, `reference/` or `target/` and the id."
+    sides = dict(reference=shards.references, target=shards.targets)
+    table = pd.DataFrame({f'{side}_image': [f'{side}/{i}' for i in shards.ids] for side in sides})
+
+    def load(name):
+        side, i = name.split('/', 1)
+        return sides[side].load(i)
+
+    ids = [*table.reference_image, *table.target_image]
+    images = ImageSource(ids, load, fingerprint([shards.key, 'both']), 'synthetic-triplets')
+    return TripletData(table.assign(condition=shards.texts), images, tasks)
+
 # %% ../../nbs/04b_methods/03_combiner.ipynb #0131bd49
-def training_data(c: CombinerConfig, size: int) -> TripletData:
+def training_data(c: CombinerConfig, backbone) -> TripletData:
     "Training triplets and validation tasks of the configuration; raises ValueError without held-out queries."
     tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))} if 'cirr' in (c.validation, c.triplets) else {}
     if c.triplets == 'cirr':
         return cirr_triplets(c, tasks)
+    if c.triplets == 'synthetic':
+        return synthetic_triplets(drawn_shards(backbone, c), tasks)
+    size = backbone.image_size
     table, images = (
         pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
         folder_images(captions_root(c.data, c.world_images), size),
@@ -523,17 +556,20 @@ class CombinerPlugin(Plugin):
     paper_row = 'Combiner (GeneCIS)'
     variants = {
         'combiner_cirr': Style('Combiner (CIRR)', '#8B5A2B', 'Combiner'),
+        'combiner_synthetic': Style('Combiner (synthetic)', '#D98880'),
         'combiner_original': Style(
             'Combiner (CIRR), as first published', paper_row='Combiner', paper_setting='source=original'
         ),
     }
 
     def variant(self, config) -> str:
-        return 'combiner_cirr' if config.triplets == 'cirr' else self.name
+        return self.name if config.triplets == 'mined' else f'combiner_{config.triplets}'
 
     def trained_on(self, given: dict) -> tuple:
         if given['triplets'] == 'cirr':
             return 'CIRR triplets', f'from {given["cirr"]:,} scenes'
+        if given['triplets'] == 'synthetic':
+            return f'synthetic triplets of {Path(given["data"]).name}', f'of {given["samples"]:,} captions'
         return f'mined triplets of {Path(given["data"]).name}', f'{given["samples"]:,}'
 
     def backbone_contract(self, config) -> type:
@@ -544,11 +580,13 @@ class CombinerPlugin(Plugin):
         if config.triplets == 'mined':
             photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'about.json'
             found += [triplet_folder(config), json.loads(photos.read_text())['key']]
+        if config.triplets == 'synthetic':
+            found.append(drawn_shards(backbone, config).key)
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
         return found + [load_cirr(cirr_root(config.data, config.cirr), s).fingerprint for s in splits]
 
     def objective(self, backbone, config) -> CombinerTraining:
-        net, data = make_combiner(backbone.D, config), training_data(config, backbone.image_size)
+        net, data = make_combiner(backbone.D, config), training_data(config, backbone)
         chosen = {k: getattr(config, k) for k in ('tune', 'tau', 'negatives', 'symmetric', 'bn_mode', 'pretrained')}
         return CombinerTraining(backbone, net.to(backbone.device), data.table, data.images, data.tasks, **chosen)
 

@@ -763,7 +763,7 @@ class CompoDiffConfig(TrainingConfig):
     parser: str = Field('auto', description='of the words that CLIPSeg finds: auto, world, or a spaCy pipeline')
     samples: int = Field(400, ge=1, description='caption triplets of which the world draws images')
     edits: float = Field(0.5, ge=0, le=1, description='share of them that change several facts; else one keyword')
-    moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another picture')
+    moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another image')
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the drawn triplets that each filter removes')
     shards: str = Field('', description='folder of image triplets; empty: the world draws them')
     used_triplets: int = Field(0, ge=0, description='the first image triplets of these alone; 0: all')

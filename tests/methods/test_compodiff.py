@@ -387,7 +387,7 @@ def test_fashioniq_has_several_tasks_and_one_metric(xs):
 @pytest.mark.e2e
 def test_shards_cut_short_and_data_without_triplets_or_masks(stages, xs, tmp_path):
     config = settings(stage='2', start='none')
-    folder = C.drawn_triplet_shards(xs, config.pretrained, config.world_images, config.samples, config.quantile)
+    folder = C.synthetic_shards(xs, config).folder
     copy = tmp_path / 'shards'
     copy.mkdir()
     for f in folder.iterdir():
