@@ -582,19 +582,15 @@ def test_each_figure_of_the_map_is_drawn_on_its_pages():
             assert re.search(rf'(?<!def )(?<![\w.])(?:{draws})\(', text), f'{r.paper} {r.item}: {draws} in {page}'
 
 
-PLANNED = {  # chapters that are not written yet
-}
 CHAPTER = r'\b\d\d[a-z]?_\w+(?:/\w+)?'
 
 
-def test_every_chapter_that_is_named_exists_or_is_planned():
+def test_every_chapter_that_is_named_exists():
     "By the map, and by what claims wait for."
-    assert not set(notebooks()) & PLANNED, 'a chapter that is written is no longer planned'
-    m, known = site.paper_map(), {*notebooks(), *PLANNED}
+    m, known = site.paper_map(), set(notebooks())
     assert {f'{r.paper} {r.item}: {r.chapter}' for r in m.itertuples() if r.chapter not in known} == set()
     said = {n for text in [*m.waits, *claims.waits_for().values()] for n in re.findall(CHAPTER, text)}
     assert said - known == set()
-    assert (said & PLANNED) - set(m.chapter) == set(), 'a planned chapter that makes no table or figure'
 
 
 def test_the_map_holds_all_printed_tables_and_figures():

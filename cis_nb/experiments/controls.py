@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MOST_RESULTS', 'RANKED', 'SHOWN', 'CANVAS', 'ControlFault', 'ControlQuery', 'ControlSettings', 'uploaded_image',
-           'uploaded_mask', 'empty_mask', 'stroke', 'rectangle_mask', 'square_image', 'masked_image',
+           'uploaded_mask', 'empty_mask', 'stroke', 'rectangle_mask', 'square_image', 'tinted_image',
            'ControlCollection', 'control_collection', 'OneImage', 'one_image', 'ControlSearch', 'ControlAnswer',
            'answer', 'query_line', 'answer_rows', 'image_html', 'answers_html', 'ControlChange', 'control_effects',
            'effect_comparisons', 'effect_table', 'effect_sentence', 'answer_seconds', 'seconds_table',
@@ -163,7 +163,7 @@ def square_image(image: Image.Image, size: int = 256) -> Image.Image:
     return Image.fromarray(center_square(image.convert('RGB'), size).transpose(1, 2, 0))
 
 
-def masked_image(image: Image.Image, mask: np.ndarray, size: int = 256, strength: float = 0.6) -> Image.Image:
+def tinted_image(image: Image.Image, mask: np.ndarray, size: int = 256, strength: float = 0.6) -> Image.Image:
     "The middle square of an image with the masked part in a colour of its own."
     square = np.asarray(square_image(image, size), float)
     part = np.asarray(Image.fromarray(mask).convert('L').resize((size, size), Image.Resampling.NEAREST)) > 127
@@ -352,7 +352,7 @@ def answer_rows(
         shown = [('', search.thumbnail(i), 'target' if i in targets else None) for i in a.ids]
         if source:
             image = source.load(source.ids[0])
-            image = masked_image(image, query.mask, 128) if query.masked else square_image(image, 128)
+            image = tinted_image(image, query.mask, 128) if query.masked else square_image(image, 128)
             shown.insert(0, ('', image, 'reference'))
         if shown:
             titles, images, marks = map(list, zip(*shown))
@@ -376,7 +376,7 @@ def answers_html(search: ControlSearch, query: ControlQuery, answers: list) -> s
         shown = []
         if source:
             image = source.load(source.ids[0])
-            image = masked_image(image, query.mask) if query.masked else square_image(image)
+            image = tinted_image(image, query.mask) if query.masked else square_image(image)
             shown.append(image_html(image, 'reference', 'reference'))
         shown += [image_html(search.thumbnail(i), f'{i}, {c:.3f}') for i, c in zip(a.ids, a.scores)]
         note = f' ({html.escape(a.note)})' if a.note else ''

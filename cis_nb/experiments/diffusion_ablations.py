@@ -7,7 +7,7 @@ __all__ = ['SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'PRINTED_MET
            'tuned_image_text', 'benchmark_scores', 'rank_denoisers', 'train_denoisers', 'denoiser_differences',
            'metric_titles', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name',
            'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'step_evidence', 'step_rows', 'step_count_figure',
-           'queries_per_second', 'step_count_table', 'step_finding', 'sampler_note', 'printed_steps', 'mixture_table',
+           'queries_per_second', 'step_count_table', 'step_finding', 'steps_note', 'printed_steps', 'mixture_table',
            'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights',
            'doubling_slope', 'doubling_finding', 'doubling_evidence', 'triplet_figure', 'caption_rankings',
            'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
@@ -311,7 +311,7 @@ def step_finding(run: MatrixRun, alone: dict, batch: dict, rows: int, base: int,
     )
 
 
-def sampler_note(p: dict, run: MatrixRun) -> str:
+def steps_note(p: dict, run: MatrixRun) -> str:
     "One line on the sampler and the training."
     m, c = run.entries[-1].method, settings(training_parameters(p['training']), p['training'])
     return (
