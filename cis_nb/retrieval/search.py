@@ -527,8 +527,8 @@ def no_faster_note(chosen: pd.DataFrame) -> str:
     flat, said = by_way.loc['flat'], []
     for rate, words in _RATES.items():
         slow = [way for way, row in by_way.drop('flat').iterrows() if row[f'{rate}_low'] <= flat[f'{rate}_high']]
-        said.append(f'{words} {" and ".join(slow) or "none"}')
-    return f'At these efforts, approximate indexes that are not measurably faster than exact search: {"; ".join(said)}.'
+        said.append(f'{words}: {", ".join(way.replace(",", "") for way in slow) or "none"}')
+    return f'At these efforts not measurably faster than exact search, {"; ".join(said)}.'
 
 
 def advantage_by_size(rates: pd.DataFrame) -> str:

@@ -433,7 +433,7 @@ def test_the_finding_names_the_fastest_index_that_is_good_enough_by_its_first_im
     chosen = S.cheapest_efforts(rates, 0.95).set_index('way')
     assert chosen.effort['ivfpq'] == 8 and set(chosen.vectors) == {1000}
     slow = S.no_faster_note(S.cheapest_efforts(rates, 0.85))
-    assert slow.endswith(': all queries at once ivfpq, re-ranked; one query at a time ivfpq and ivfpq, re-ranked.')
+    assert slow.endswith(', all queries at once: ivfpq re-ranked; one query at a time: ivfpq, ivfpq re-ranked.')
     rates.loc[rates.effort == 8, 'batch_per_s_low'] = 90.0  # below the highest rate of exact search
     assert 'is measurably faster' in S.index_finding(rates, 0.85)
     assert S.rows_of_same_effort(rates).query('way == "ivfpq"').effort.tolist() == [4, 4, 4]
