@@ -11,11 +11,17 @@ import torch
 from photo_folders import folder
 from PIL import Image
 from cis_nb import train as T
+from cis_nb.api import Queries, Unsolved
 from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
+from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.experiment_files import defaults, read_notebook
 from cis_nb.core.store import project_root, store_root
+from cis_nb.data.image_sources import image_folder
 from cis_nb.experiments.entries import training_config
+from cis_nb.methods.baselines import method
+from cis_nb.methods.condvit import published_condvit
 from cis_nb.methods.contrastive import validation_data
+from cis_nb.retrieval.protocol import rank_folder
 
 
 @pytest.fixture
@@ -236,9 +242,66 @@ def test_the_code_of_the_readme_ranks_a_folder(training, store, monkeypatch):
     monkeypatch.chdir(store)
     names = {}
     exec(code, names)
-    assert sorted(names['in_red']) == sorted(names['hands']) == sorted(colors)
-    m, images = T.load_method(run), names['image_folder']('photos')
-    query = m.encode_queries(names['Queries'](['one'], [['is red']], ['one.jpg'], images))[0]
+    others = sorted({*colors} - {'one.jpg'})  # without the reference
+    assert sorted(names['in_red']) == sorted(names['hands']) == others
+    m, images = T.load_method(run), image_folder('photos')
+    query = m.encode_queries(Queries(['one'], [['is red']], ['one.jpg'], images))[0]
     gallery = m.encode_gallery(images)
-    cosine = {i: float(torch.nn.functional.cosine_similarity(query, gallery[[i]])) for i in colors}
+    cosine = {i: float(torch.nn.functional.cosine_similarity(query, gallery[[i]])) for i in others}
     assert names['in_red'] == sorted(cosine, key=cosine.get, reverse=True)
+
+
+@pytest.fixture
+def three(tmp_path):
+    "A folder with a red, a green and a blue image."
+    (tmp_path / 'three' / 'more').mkdir(parents=True)
+    for name, colour in {'one.jpg': 'red', 'two.png': 'green', 'more/three.jpg': 'blue'}.items():
+        Image.new('RGB', (40, 60), colour).save(tmp_path / 'three' / name)
+    return tmp_path / 'three'
+
+
+@pytest.fixture
+def category_model(tmp_path):
+    return published_condvit(write_condvit(CondViT(ViTShape(64, 32, 64, 2, 32).build()), tmp_path / 'c.safetensors'))
+
+
+def test_a_damaged_image_of_a_folder_is_counted_named_and_left_out(three, store, category_model):
+    (three / 'broken.jpg').write_bytes((three / 'one.jpg').read_bytes()[:100])
+    for m, condition in ((method('image_text', load_backbone('tiny')), 'is red'), (category_model, 'Head')):
+        with pytest.warns(UserWarning, match=r'three: 1 of 4 images cannot be read .*: broken.jpg \(\w+Error: '):
+            assert sorted(rank_folder(m, three, 'one.jpg', condition)) == ['more/three.jpg', 'two.png']
+        with pytest.raises(ValueError, match='reference: .*/three/broken.jpg cannot be read'):
+            rank_folder(m, three, 'broken.jpg', condition)
+
+
+@pytest.mark.parametrize(
+    'reference, said',
+    [
+        ('oen.jpg', "reference: 'oen.jpg' is no image below .*three; did you mean 'one.jpg'"),
+        ('ONE.JPG', "did you mean 'one.jpg'"),
+        ('three.jpg', "did you mean 'more/three.jpg'"),
+        ('q', "'q' is no image below .*three; the first of 3 is 'more/three.jpg'"),
+        (None, 'None is no image below'),
+    ],
+)
+def test_a_reference_that_is_not_in_the_folder_is_refused_with_close_names(reference, said, three):
+    with pytest.raises(ValueError, match=said):
+        rank_folder(method('image_text', load_backbone('tiny')), three, reference, 'is red')
+
+
+@pytest.mark.parametrize('condition', [None, '', '  ', ['is red']])
+def test_words_are_needed_by_methods_that_read_them(condition, three, store, category_model):
+    tiny = load_backbone('tiny')
+    for m in (method('image_text', tiny), method('text_only', tiny), category_model):
+        with pytest.raises(ValueError, match=re.escape(f'condition: {condition!r} is no text, and {m.name} reads one')):
+            rank_folder(m, three, 'one.jpg', condition)
+    if not isinstance(condition, list):
+        assert len(rank_folder(method('image_only', tiny), three, 'one.jpg', condition)) == 2
+
+
+def test_a_category_in_small_letters_is_refused_with_its_name(three, store, category_model):
+    with pytest.raises(Unsolved, match="'hands' is no category of this model; .*; did you mean 'Hands'?"):
+        rank_folder(category_model, three, 'one.jpg', 'hands')
+    with pytest.raises(Unsolved) as refused:
+        rank_folder(category_model, three, 'one.jpg', 'zzz')
+    assert 'did you mean' not in str(refused.value)

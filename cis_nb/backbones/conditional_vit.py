@@ -12,6 +12,7 @@ __all__ = ['CONDITIONS', 'NEW_PARAMETERS', 'PUBLISHED_TEXT_WIDTH', 'tower_widths
 import copy
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -96,8 +97,10 @@ def category_numbers(net: CondViT, names) -> torch.Tensor:  # B category names -
     number = {name: i for i, name in enumerate(net.categories)}
     for name in names:
         if name not in number:
+            lower = {n.lower(): n for n in net.categories}
+            near = ''.join(f'; did you mean {lower[n]!r}?' for n in get_close_matches(str(name).lower(), lower, 1))
             raise ValueError(
-                f'condition: {name!r} is no category of this model; it knows {", ".join(net.categories)}; '
+                f'condition: {name!r} is no category of this model; it knows {", ".join(net.categories)}{near}; '
                 'for conditions in words use a model with condition: text'
             )
     return torch.tensor([number[name] for name in names], dtype=torch.long)

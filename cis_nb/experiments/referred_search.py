@@ -11,14 +11,15 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SUM_WEIGHTS', 
            'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
            'rival_kind', 'is_filtered', 'rival_notes', 'training_budgets', 'last_step_note', 'budget_note',
            'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'step_table', 'line_style',
-           'method_legend', 'shown_tasks', 'shown_tasks_note', 'distractor_figure', 'leads', 'referred_finding',
-           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'category_leads',
-           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
-           'visible_areas', 'area_table', 'area_figure', 'condition_rows', 'keywords', 'caption_requests',
-           'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table', 'bootstrap_table',
-           'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain', 'lead_line', 'over_text',
-           'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines', 'slope_interval', 'area_slopes',
-           'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'method_legend', 'shown_tasks', 'shown_tasks_note', 'distractor_figure', 'leads', 'compared_note',
+           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
+           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
+           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'target_ranks',
+           'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note',
+           'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall',
+           'falls', 'filter_gain', 'lead_line', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy',
+           'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes',
+           'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
@@ -79,7 +80,7 @@ from .pseudo_words import TunedFusion, weighted_sum
 from ..methods.combiner_products import ProductCombinerMethod
 from ..methods.condvit import CondViTMethod, product_task, published_condvit
 from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
-from ..retrieval.protocol import Benchmark, evaluate, first_images, task_methods
+from ..retrieval.protocol import Benchmark, evaluate, first_images, rank_task, task_methods
 from ..retrieval.statistics import bootstrap_ci, families_of
 from ..world.lrvsf import LRVSF_SIDE, VAL_DISTRACTORS, is_drawn, parse_address, visible_shares_of
 from ..world.wardrobe import Product
@@ -575,6 +576,21 @@ def _cat_at_1(results: pd.DataFrame, method: str) -> str:
     return ''.join(f' (Cat@1 {format_uncertainty(row)} %)' for row in rows.itertuples())
 
 
+def _beaten(gains: dict) -> set:
+    "The rivals and controls that a method is better than in every seed."
+    return {m for m, found in gains.items() if all(c['low'] > 0 for c in found)}
+
+
+def compared_note(run: ReferredRun, gains: dict) -> str:
+    "Who the rivals and the controls of `referred_finding` are, and which of them are not behind in every seed."
+    groups = {'Rivals': [m for m in gains if m not in CONTROLS], 'Controls': [m for m in gains if m in CONTROLS]}
+    said = [f'{name}: {"; ".join(run.titles[m] for m in ms)}.' for name, ms in groups.items() if ms]
+    ahead = [run.titles[m] for m in gains if m not in _beaten(gains)]
+    if ahead:
+        said.append(f'Not behind in every seed: {"; ".join(ahead) if len(ahead) < len(gains) else "all of them"}.')
+    return ' '.join(said)
+
+
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
     "R@1 of a method beside chance and its strongest rival, its Cat@1, and how many rivals and controls are behind."
     mine = results[(results.task == 'category') & (results.distractors == distractors) & (results.k == 1)]
@@ -582,7 +598,7 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     guess = 100 / len(gallery_among(run.benchmark.tasks['category'], distractors))
     title, strongest = run.titles, mean[[*gains]].idxmax()
     groups = dict(rivals=set(gains) - CONTROLS, controls=CONTROLS & set(gains))
-    beaten = {m for m, found in gains.items() if all(c['low'] > 0 for c in found)}
+    beaten = _beaten(gains)
     behind = ' and '.join(f'{len(ms & beaten)} of {len(ms)} {name}' for name, ms in groups.items() if ms)
     return (
         f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %, '
@@ -740,6 +756,18 @@ def visible_areas(task) -> pd.Series:  # query_id -> percent of the image
     return areas[areas > 0]
 
 
+def close_up_note(task, areas: pd.Series) -> str:
+    "How many references of drawn queries are close-ups, and how many hide their product; empty for photographs."
+    drawn = [r for r in task.queries.reference if is_drawn(r)]
+    if not drawn:
+        return ''
+    partial, hidden = sum(parse_address(r).kind == 'partial' for r in drawn), len(drawn) - len(areas)
+    return (
+        f'Of {len(drawn):,} references, {partial:,} are close-ups (PARTIAL_COMPLEX), which magnify the product; they '
+        f'count in all tables and figures. Figures over the area leave out {hidden:,} queries whose product is hidden.'
+    )
+
+
 def area_table(run: ReferredRun, areas: pd.Series, distractors: int, groups: int = 10, seed: int = 0) -> pd.DataFrame:
     "R@1 of each method in groups of equally many queries by area: method, area (median), value, low, high, n."
     lines = run.among(distractors)
@@ -766,6 +794,19 @@ def area_figure(run: ReferredRun, areas: pd.Series, distractors: int, groups: in
     return fig
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #9ec3893f
+def target_ranks(method, task, asked: Queries, target: dict) -> dict:  # query id -> rank in the gallery of the task
+    "The ranks of the targets of queries; `target`: query id -> image. Queries without a target are left out."
+    lines = [
+        dict(query_id=q, reference=r, condition=text, targets=[target[q]])
+        for q, (text,), r in zip(asked.ids, asked.texts, asked.references)
+        if q in target
+    ]
+    if not lines:
+        return {}
+    found = rank_task(method, replace(task, queries=pd.DataFrame(lines)), (1,), 1)
+    return dict(zip(found.query_id, found['rank']))
+
+
 def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:  # of `show_grid`
     "The first images of a gallery for drawn references, a row for each category that the person wears."
     target, gallery, rows = query_targets(task), task.shared_gallery, []
@@ -773,12 +814,15 @@ def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:
     for reference in drawn[:references]:
         worn = [Product(number) for number in parse_address(reference).numbers]
         asked = Queries([str(p.id) for p in worn], [[p.category] for p in worn], [reference] * len(worn), task.source)
+        ranks = target_ranks(entry.method, task, asked, target)
         for p, top in zip(worn, first_images(entry.method, asked, gallery, k)):
             wanted = target.get(str(p.id))
-            shown = [reference, *top, *([wanted] if wanted and wanted not in top else [])]
+            last = [wanted] if wanted and wanted not in top else []
+            shown, names = [reference, *top, *last], ['reference', *map(str, range(1, len(top) + 1))]
+            names += [f'target: {ranks[str(p.id)]:,}'] * len(last)
             marks = ['reference', *('target' if i == wanted else None for i in shown[1:])]
             about = f'asked: {p.category}; worn: {p.caption}' + ' (not in the gallery)' * (wanted is None)
-            rows.append(dict(images=[task.load(i) for i in shown], outlines=marks, title=about))
+            rows.append(dict(images=[task.load(i) for i in shown], titles=names, outlines=marks, title=about))
     return rows
 
 
@@ -864,7 +908,10 @@ def paper_table(table: str = 'lrvsf_table2', setting: str = 'condition') -> pd.D
     t = read_printed(table)
     given = t.setting.map(lambda s: dict(part.split('=', 1) for part in s.split(';')))
     values = {name: given.map(lambda s: s.get(name, '–')) for name in (setting, 'distractors')}
-    t, keys = t.assign(**values).fillna({'backbone': '–'}), ['method', 'backbone', setting]
+    t, keys = (
+        t.assign(**values, method=t.method.str.replace('->', '→')).fillna({'backbone': '–'}),
+        ['method', 'backbone', setting],
+    )
     form = dict(index=keys, columns=['distractors', 'metric'], sort=False)
     value, std = (t.pivot_table(values=column, **form) for column in ('value', 'std'))
     cells = _gallery_cells(value, std, dict.fromkeys(t.distractors))

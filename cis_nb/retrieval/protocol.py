@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'pad_lists', 'result_row', 'result_rows', 'rank_task',
            'evaluate', 'Benchmark', 'load_tasks', 'task_methods', 'rank_tasks', 'evaluate_benchmark', 'with_text',
-           'first_images', 'ranked_members', 'chance_recall']
+           'first_images', 'ranked_members', 'rank_folder', 'chance_recall']
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
 import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from .metrics import METRICS, first_ranks, measures
 from .ranking import rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
+from .. import api
 from ..api import MethodByTask, Queries, Unsolved
-from ..data.image_sources import ImageSource
+from ..data.image_sources import ImageSource, image_folder
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
 _choices = dict(reference=('not in gallery', 'kept', 'removed'), ties=('pessimistic',))
@@ -514,6 +516,52 @@ def ranked_members(method, queries: Queries, members: list) -> list:  # Q lists 
             raise ValueError(f'query {name}: the score of candidate {image!r} is not finite')
         ranked.append([own[j] for j in scores.argsort(descending=True, stable=True).tolist()])
     return ranked
+
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #b7a31e61
+def _check_folder_query(method, folder, images: ImageSource, reference: str, condition: str):
+    "ValueError for a reference that is not there or damaged, and for no condition where the method reads one."
+    if reference not in images.ids:
+        names = {i.lower(): i for i in images.ids}
+        near = [repr(names[n]) for n in get_close_matches(str(reference).lower(), names, 3)]
+        hint = f'did you mean {" or ".join(near)}?' if near else f'the first of {len(names):,} is {images.ids[0]!r}'
+        raise ValueError(f'reference: {reference!r} is no image below {folder}; {hint}')
+    try:
+        images.load(reference)
+    except Exception as e:  # whatever a damaged file raises
+        file = Path(folder) / reference
+        raise ValueError(f'reference: {file} cannot be read ({type(e).__name__}: {e}); take another image') from e
+    known = method.name in api.names('method')
+    is_blank = condition is None or (isinstance(condition, str) and not condition.strip())
+    if is_blank and known and not api.get('method', method.name).reads_text:
+        return
+    if is_blank or not isinstance(condition, str):
+        raise ValueError(f"condition: {condition!r} is no text, and {method.name} reads one; give words: 'is red'")
+
+
+def _warn_of_unreadable(folder, images: ImageSource, features):
+    "A warning with the number of images that have no feature, and the name and reason of the first ones."
+    lost, skipped = [i for i in images.ids if i not in features.index], getattr(features, 'skipped', None)
+    why = dict(zip(skipped.id, skipped.reason)) if skipped is not None else {}
+    if lost:
+        first = '; '.join(f'{i} ({why.get(i, "no feature")})' for i in lost[:5]) + '; …' * (len(lost) > 5)
+        warnings.warn(f'{folder}: {len(lost):,} of {len(images.ids):,} images cannot be read and are left out: {first}')
+
+
+def rank_folder(
+    method,
+    folder,  # of images, at any depth
+    reference: str,  # path of an image in the folder
+    condition: str,  # None for a method that reads no text
+) -> list:  # paths of all other images, the best first
+    """The images below a folder for a reference and a condition; the reference is not ranked. ValueError for a
+    reference or a condition that cannot be used; a warning counts and names the images that cannot be read."""
+    images = image_folder(folder)
+    _check_folder_query(method, folder, images, reference, condition)
+    features = method.encode_gallery(images)
+    _warn_of_unreadable(folder, images, features)
+    ids = [i for i in images.ids if i in features.index]
+    asked = Queries(['one'], [[condition or '']], [reference], images)
+    return first_images(method, asked, ids, len(ids), [[reference]])[0]
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6a725877
 def chance_recall(task: Task, k: int) -> float:  # in percent

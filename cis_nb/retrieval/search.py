@@ -6,9 +6,9 @@
 __all__ = ['INDEX_KINDS', 'ROUNDS', 'WAY_COLORS', 'l2_normalize_array', 'cluster_count', 'SearchIndex', 'build_index',
            'clustered_vectors', 'append_to_index', 'exact_scores', 'search_reranked', 'index_recall', 'index_efforts',
            'interleaved_rates', 'median_and_spread', 'rows_of_same_effort', 'index_rates', 'clustered_files',
-           'vector_files', 'cheapest_efforts', 'index_table', 'index_finding', 'advantage_by_size', 'index_figure',
-           'index_bytes', 'exact_milliseconds', 'gallery_cost', 'exact_cost', 'extrapolated_recall', 'PlanMachine',
-           'search_plan', 'search_speed']
+           'vector_files', 'cheapest_efforts', 'index_table', 'index_finding', 'no_faster_note', 'advantage_by_size',
+           'index_figure', 'index_bytes', 'exact_milliseconds', 'gallery_cost', 'exact_cost', 'extrapolated_recall',
+           'PlanMachine', 'search_plan', 'search_speed']
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #19e112bc
 import hashlib
@@ -482,11 +482,21 @@ def index_table(rates: pd.DataFrame) -> pd.DataFrame:
     )
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #1170de30
+_RATES = dict(batch_per_s='all queries at once', single_per_s='one query at a time')  # column -> in a sentence
+
+
+def _times(row, flat, rate: str) -> str:
+    "How many times the rate of exact search that of a row is, with the range of the rounds."
+    times = row[rate] / flat[rate]
+    low, high = row[f'{rate}_low'] / flat[f'{rate}_high'], row[f'{rate}_high'] / flat[f'{rate}_low']
+    return f'{times:.1f} ({low:.1f} to {high:.1f})'
+
+
 def _at_rate(row, flat) -> str:
-    "Recall and rate of a row relative to exact search."
-    times = row.batch_per_s / flat.batch_per_s
-    low, high = row.batch_per_s_low / flat.batch_per_s_high, row.batch_per_s_high / flat.batch_per_s_low
-    return f'{100 * row.recall_1:.1f} % at {times:.1f} times the rate of exact search ({low:.1f} to {high:.1f})'
+    "Recall and both rates of a row relative to exact search."
+    batch, single = (_times(row, flat, name) for name in _RATES)
+    recall = f'{100 * row.recall_1:.1f} %'
+    return f'{recall} at {batch} times the batch rate of exact search, one query at a time {single} times'
 
 
 def index_finding(rates: pd.DataFrame, recall: float = 0.95) -> str:
@@ -501,13 +511,24 @@ def index_finding(rates: pd.DataFrame, recall: float = 0.95) -> str:
     best, wanted = enough.iloc[0], f'a recall@1 of {100 * recall:.0f} % or more'
     near = enough[enough.batch_per_s_high >= best.batch_per_s_low]
     if best.batch_per_s_low <= flat.batch_per_s_high:
-        return f'Among {about}, no approximate index with {wanted} is measurably faster than exact search'
+        return f'Among {about}, no approximate index with {wanted} is measurably faster than exact search in a batch'
     if len(near) == 1:
         rest = f', with {best.bytes / flat.bytes:.1f} times its memory'
         fastest = f'{best.name} (effort {best.effort:.0f}) is the fastest approximate index with {wanted}'
         return f'Among {about}, {fastest}: {_at_rate(best, flat)}{rest}'
     each = '; '.join(f'{row.name} (effort {row.effort:.0f}) {_at_rate(row, flat)}' for _, row in near.iterrows())
     return f'Among {about}, which approximate index with {wanted} is the fastest is not resolved: {each}'
+
+
+def no_faster_note(chosen: pd.DataFrame) -> str:
+    """Which approximate indexes of `cheapest_efforts` are not measurably faster than exact search: their highest and
+    lowest rates overlap with its rates, or are below them."""
+    by_way = chosen.set_index('way')
+    flat, said = by_way.loc['flat'], []
+    for rate, words in _RATES.items():
+        slow = [way for way, row in by_way.drop('flat').iterrows() if row[f'{rate}_low'] <= flat[f'{rate}_high']]
+        said.append(f'{words}: {", ".join(way.replace(",", "") for way in slow) or "none"}')
+    return f'At these efforts not measurably faster than exact search, {"; ".join(said)}.'
 
 
 def advantage_by_size(rates: pd.DataFrame) -> str:
@@ -523,7 +544,7 @@ def advantage_by_size(rates: pd.DataFrame) -> str:
         )
         trend = 'grows' if low[1] > high[0] else 'falls' if high[1] < low[0] else 'not resolved'
         said.append(f'{way} {times[0]:.1f} and {times[1]:.1f} ({trend})')
-    return f'Rate relative to exact search at {small:,} and at {large:,} vectors: {"; ".join(said)}.'
+    return f'Batch rate relative to exact search at {small:,} and at {large:,} vectors: {"; ".join(said)}.'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #1121449f
 WAY_COLORS = dict(zip(('flat', 'ivf', 'hnsw', 'ivfpq', 'ivfpq, re-ranked'), 'ink blue orange grey green'.split()))

@@ -1,7 +1,9 @@
 "CondViT: conditions, gallery, published files, damaged runs, several processes."
 
+import json
 import math
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -16,6 +18,8 @@ from cis_nb.backbones import conditional_vit as V
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf import LRVSFBenchmark
 from cis_nb.benchmarks.lrvsf_training import product_pairs
+from cis_nb.core.experiment_files import experiments
+from cis_nb.core.store import project_root
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
 from cis_nb.methods import condvit as C
@@ -345,3 +349,12 @@ def test_a_gallery_of_one_and_texts_in_the_protocol():
 )
 def test_a_method_of_a_contract_says_what_it_does_here(method):
     assert method.__doc__ and method.__doc__.endswith('.')
+
+
+def test_the_first_training_of_the_page_is_the_one_of_the_quick_book():
+    page = json.loads((project_root() / 'nbs' / '04b_methods' / '08_condvit.ipynb').read_text())
+    text = '\n'.join(''.join(c['source']) for c in page['cells'] if c['cell_type'] == 'markdown')
+    code, names = re.search(r'```python\n(.*?)```', text, re.S)[1], {}
+    exec(code.split('method = ')[0], names)
+    name = '05_train.condvit_category'
+    assert names['config'] == T.settings(experiments('quick', name=name)[name].params)

@@ -426,10 +426,14 @@ def test_a_plan_asks_for_three_sizes():
 def test_the_finding_names_the_fastest_index_that_is_good_enough_by_its_first_image():
     rates = made_up_rates()
     rates.loc[rates.effort == 8, ['batch_per_s', 'batch_per_s_low', 'batch_per_s_high']] = 250.0
-    assert 'ivfpq (effort 8)' in S.index_finding(rates, 0.85) and '2.5 times' in S.index_finding(rates, 0.85)
+    said = S.index_finding(rates, 0.85)
+    assert 'ivfpq (effort 8)' in said and 'at 2.5 (2.5 to 2.5) times the batch rate' in said
+    assert 'one query at a time 1.0 (1.0 to 1.0) times' in said
     assert S.index_finding(rates, 0.95).startswith('No approximate index reaches a recall@1 of 95 %')
     chosen = S.cheapest_efforts(rates, 0.95).set_index('way')
     assert chosen.effort['ivfpq'] == 8 and set(chosen.vectors) == {1000}
+    slow = S.no_faster_note(S.cheapest_efforts(rates, 0.85))
+    assert slow.endswith(', all queries at once: ivfpq re-ranked; one query at a time: ivfpq, ivfpq re-ranked.')
     rates.loc[rates.effort == 8, 'batch_per_s_low'] = 90.0  # below the highest rate of exact search
     assert 'is measurably faster' in S.index_finding(rates, 0.85)
     assert S.rows_of_same_effort(rates).query('way == "ivfpq"').effort.tolist() == [4, 4, 4]
