@@ -11,6 +11,8 @@ __all__ = ['CONDITIONS', 'NEW_PARAMETERS', 'PUBLISHED_TEXT_WIDTH', 'tower_widths
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #a5fea38a
 import copy
 import math
+import re
+from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -253,19 +255,43 @@ class ViTShape:
         return v
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #35082b0b
+_BLOCK_TENSORS = 12  # in a block of the published files
+
+
+def _depth(shapes) -> int:  # names
+    "The number of blocks for which the fewest tensors are missing or additional; 0 if there is no tensor of a block."
+    numbers = [re.match(r'transformer\.resblocks\.(\d{1,4})\.', k) for k in shapes]
+    have = Counter(int(m[1]) for m in numbers if m)
+    depths = sorted({1, *(i + 1 for i in have)}, reverse=True)
+    return min(depths, key=lambda d: _BLOCK_TENSORS * d - 2 * sum(n for i, n in have.items() if i < d)) if have else 0
+
+
+def _matrix(shapes: dict, key: str, absent: tuple, needed: str, path) -> tuple:
+    "The shape of a matrix, or `absent` if it is not in the file; ValueError for a tensor of another rank."
+    if len(found := shapes.get(key, absent)) != 2:
+        raise ValueError(f'{path}: no CondViT: {key} has the shape {found}; needed: {needed}')
+    return found
+
+
 def vit_shape(shapes: dict, path) -> ViTShape:  # name -> shape
     "The architecture that the shapes of a checkpoint mean; ValueError for a file that holds no ViT."
-    conv, blocks = shapes.get('conv1.weight', ()), {k.split('.')[2] for k in shapes if k.startswith('transformer.res')}
-    if len(conv) != 4 or not blocks:
+    conv, layers = shapes.get('conv1.weight'), _depth(shapes)
+    if conv is None or not layers:
         raise ValueError(
             f'{path}: no CondViT: conv1.weight and transformer.resblocks.* are missing; '
             f'the file begins with {", ".join(sorted(shapes)[:4]) or "nothing"}'
         )
+    if len(conv) != 4 or min(conv) < 1 or conv[0] % 64 or conv[1] != 3 or conv[2] != conv[3]:
+        raise ValueError(
+            f'{path}: no CondViT: conv1.weight has the shape {conv}; needed: (width, 3, patch, patch) with a width '
+            'that is a multiple of 64, the width of a head'
+        )
     width, patch = conv[0], conv[-1]
-    tokens, proj = shapes.get('positional_embedding', (0,))[0], shapes.get('proj', (0, 512))
+    tokens, _ = _matrix(shapes, 'positional_embedding', (0, 0), f'(tokens, {width})', path)
+    _, D = _matrix(shapes, 'proj', (0, 512), f'({width}, D), D the length of a feature', path)
     side = math.isqrt(max(tokens - 1, 0))
-    side = side if side and side**2 == tokens - 1 else 224 // patch
-    return ViTShape(width, patch, side * patch, len(blocks), proj[-1])
+    side = side if side and side**2 == tokens - 1 else max(224 // patch, 1)
+    return ViTShape(width, patch, side * patch, layers, D)
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #00ef0612
 def read_tensors(path) -> tuple:  # name -> tensor, description
@@ -341,7 +367,8 @@ def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categori
     shape = vit_shape(shapes, path)
     kind = checkpoint_condition(shapes, about, shape.width, path)
     quick = about.get('activation', 'quick_gelu') == 'quick_gelu' if quick_gelu is None else quick_gelu
-    text_width = shapes.get('c_proj.weight', (0, shape.width))[-1]
+    needed = f'({shape.width}, C), C the length of a sentence embedding'
+    _, text_width = _matrix(shapes, 'c_proj.weight', (0, shape.width), needed, path)
     depth = insert_before or int(about.get('insert_before', 1))
     with torch.device('meta'):
         visual = shape.build(quick)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['IMAGE_TYPES', 'LRVSF_SPLITS', 'LRVSF_DATA', 'METADATA_NAMES', 'LRVSF_CONDITIONS', 'lrvsf_data_root', 'lrvsf_folder',
-           'check_values', 'parquet_file', 'ProductImages', 'read_products', 'query_pairs', 'read_distractors',
-           'ParquetImages', 'tar_images', 'json_object', 'LRVSF', 'read_lrvsf', 'check_conditions', 'LRVSFTask',
-           'lrvsf_task', 'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark', 'count_simple_images',
+           'check_values', 'parquet_file', 'id_text', 'ProductImages', 'read_products', 'query_pairs',
+           'read_distractors', 'ParquetImages', 'tar_images', 'json_object', 'LRVSF', 'read_lrvsf', 'check_conditions',
+           'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark', 'count_simple_images',
            'training_captions', 'LRVSFPlugin']
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0e633385
@@ -90,20 +90,35 @@ def _check_columns(file: pq.ParquetFile, columns: tuple, path: Path):
         raise ValueError(f'{path}: column {lost[0]!r} is missing; needed: {", ".join(columns)}')
 
 
-def _read_metadata(path: Path, columns: tuple) -> pd.DataFrame:
-    "Some columns of a file of metadata; PRODUCT_ID as text."
+def id_text(value) -> str | None:
+    "An id or an address without blanks at its ends; whole numbers without a decimal point; None for a missing one."
+    if value is None or value is pd.NA or value != value:
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip() or None
+
+
+def _reject_missing(values: list, column: str, path: Path):
+    "ValueError that names file, row and column of the first missing value."
+    if none := values.count(None):
+        raise ValueError(
+            f'{path}, row {values.index(None)} (from 0): {column} is missing; {none} such rows: fill it in, or leave '
+            'the rows out'
+        )
+
+
+def _read_metadata(path: Path, columns: tuple, need_product: bool = True) -> pd.DataFrame:
+    "Some columns of a file of metadata; URL and PRODUCT_ID as text. ValueError for a missing one."
     _check_columns(parquet_file(path), columns, path)
     rows = pd.read_parquet(path, columns=list(columns))
-    if 'PRODUCT_ID' in rows:
-        rows['PRODUCT_ID'] = rows.PRODUCT_ID.map(_product_id)
+    for column in ('URL', 'PRODUCT_ID'):
+        if column in rows:
+            values = [id_text(v) for v in rows[column]]
+            if column == 'URL' or need_product:
+                _reject_missing(values, column, path)
+            rows[column] = pd.Series(values, rows.index, object)
     if len(twice := rows.URL[rows.URL.duplicated()]):
         raise ValueError(f'{path}: URL {twice.iloc[0]!r} is in two rows; {len(twice)} such rows')
     return rows
-
-
-def _product_id(value) -> str:
-    "A product's id as text; whole numbers without a decimal point."
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #903d316c
 @dataclass
@@ -213,7 +228,7 @@ def read_distractors(root, p: ProductImages) -> pd.DataFrame:  # id, image, cate
     g, parts = _split_names(p.split)[0], []
     for path in _metadata_files(lrvsf_folder(root), *names):
         has_product = 'PRODUCT_ID' in parquet_file(path).schema_arrow.names
-        rows = _read_metadata(path, ('URL', 'CATEGORY', 'SPLIT', *(['PRODUCT_ID'] if has_product else [])))
+        rows = _read_metadata(path, ('URL', 'CATEGORY', 'SPLIT', *(['PRODUCT_ID'] if has_product else [])), False)
         rows = rows[rows.SPLIT == g]
         check_values(rows, 'CATEGORY', DISTRACTOR_CATEGORIES, path)
         _reject_query_products(rows, p, path)
@@ -229,7 +244,8 @@ class ParquetImages:
         self.places, self.kept, self.groups, self.lock = {}, OrderedDict(), groups, Lock()  # places: id -> where
 
     def add(self, path: Path, column: str = 'jpg', name=None) -> list:  # the ids
-        "The images of a column: by the column `url`, or by `name(row)`; ValueError for a missing column."
+        """The images of a column: by the column `url`, or by `name(row)`.
+        ValueError for a missing column or address, and for an address that is there already."""
         file, ids = parquet_file(path), []
         for column_needed in (column, *(() if name else ('url',))):
             if column_needed not in file.schema_arrow.names:
@@ -239,9 +255,18 @@ class ParquetImages:
         for g in range(file.num_row_groups):
             n = file.metadata.row_group(g).num_rows
             start = len(ids)
-            ids += [name(start + i) for i in range(n)] if name else file.read_row_group(g, ['url'])['url'].to_pylist()
-            self.places |= {i: (str(path), g, k, column) for k, i in enumerate(ids[start:])}
+            urls = file.read_row_group(g, ['url'])['url'].to_pylist() if not name else []
+            ids += [name(start + i) for i in range(n)] if name else [id_text(url) for url in urls]
+            _reject_missing(ids, 'url', path)
+            self._place(ids[start:], str(path), g, column)
         return ids
+
+    def _place(self, ids: list, path: str, group: int, column: str):
+        "Note where the images of a row group are; ValueError that names both files for one that has a place already."
+        for row, i in enumerate(ids):
+            if known := self.places.get(i):
+                raise ValueError(f'{path}: url {i!r} is also in {known[0]}; leave one of these two rows out')
+            self.places[i] = (path, group, row, column)
 
     def read(self, i: str) -> bytes:
         "The JPEG file of an id."
@@ -256,9 +281,12 @@ class ParquetImages:
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #cdd9185c
 def tar_images(path) -> dict:  # name -> Place of its bytes
-    "Where the files of a tar are; ValueError for a damaged tar and for a member outside its folder."
-    skipped = Skipped()
-    found = dict(tar_members(path, skipped))
+    "Where the files of a tar are; ValueError for a damaged tar, a member outside its folder and a name twice."
+    found, skipped = {}, Skipped()
+    for name, place in tar_members(path, skipped):
+        if name in found:
+            raise ValueError(f'{path}: member {name!r} is there twice; leave one of them out, or get the file again')
+        found[name] = place
     for why, names in skipped.items():
         raise ValueError(f'{path}: {why}: {names[0]!r}; get the file again')
     return found
@@ -274,6 +302,39 @@ def json_object(data: bytes, path, name: str) -> dict:
         raise ValueError(f'{path}: {name} holds {type(found).__name__}, not an object; get the file again')
     return found
 
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5e1c9a07
+def _write_copies(to: Path, read, products: list, others: list):  # `read`: image -> bytes
+    "The pairs of a distractor and an image of a product that are the same file, bit for bit."
+
+    def digest(i):
+        data = read(i)
+        return hashlib.sha256(data).digest() if data else None
+
+    known, copies = {d: i for i in products if (d := digest(i))}, []
+    for i in progress(others, 'LRVS-F: distractors against products', 'image'):
+        if product := known.get(digest(i)):
+            copies.append((i, product))
+    (to / 'copies.json').write_text(json.dumps(copies))
+
+
+def _reject_copies(folder: Path, split: str, pairs, distractors, places: dict, read):  # `places`: image -> file, …
+    """ValueError for a distractor that is a file of the queries under another address. The files are read once, in
+    their order, and the answer is kept."""
+    asked, other = {*pairs.simple, *pairs.complex}, set(distractors.image)
+    products, others = [i for i in places if i in asked], [i for i in places if i in other]
+    if not products or not others:
+        return
+    stats = [(f, Path(f).stat()) for f in sorted({str(places[i][0]) for i in (*products, *others)})]
+    key = [[[f, s.st_size, s.st_mtime_ns] for f, s in stats], products, others]
+    kept = stored(
+        'checks', f'lrvsf-{split}', {}, lambda to: _write_copies(to, read, products, others), [fingerprint(key)]
+    )
+    if copies := json.loads((kept / 'copies.json').read_text()):
+        raise ValueError(
+            f'{folder}: distractor {copies[0][0]!r} is the same file as {copies[0][1]!r} of the queries; '
+            f'{len(copies)} such distractors: remove them'
+        )
+
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #98a49f92
 @dataclass
 class LRVSF:
@@ -286,12 +347,15 @@ class LRVSF:
     present: set  # images that have a file, or are drawn
 
 
+def _read(i: str, files: ParquetImages, tars: dict) -> bytes:
+    "The file of an image from Parquet or from a tar."
+    return files.read(i) if i in files.places else tars[i].read()
+
+
 def _open(i: str, files: ParquetImages, tars: dict) -> Image.Image:
     "An image from Parquet, from a tar, or drawn from its address."
-    if i in files.places:
-        return open_image(files.read(i))
-    if i in tars:
-        return open_image(tars[i].read())
+    if i in files.places or i in tars:
+        return open_image(_read(i, files, tars))
     if is_drawn(i):
         return drawn_image(i)
     raise FileNotFoundError(f'{i}: the image is in none of the Parquet and tar files')
@@ -304,13 +368,15 @@ def _files_key(folder: Path) -> str:
 
 
 def _with_images(folder: Path, split, pairs, distractors, files: ParquetImages, tars: dict) -> LRVSF:
-    "A split with its images; ValueError for an image or the id of a distractor that is used twice."
+    """A split with its images; ValueError for an image or the id of a distractor that is used twice, and for a
+    distractor that is a file of the queries."""
     ids = [*pairs.complex, *pairs.simple, *distractors.image]
     if len(set(ids)) < len(ids):
         twice = next(i for i, n in Counter(ids).items() if n > 1)
         raise ValueError(f'{folder}: image {twice!r} is used twice among queries, targets and distractors')
     if (again := distractors.id.duplicated()).any():
         raise ValueError(f'{folder}: distractor {distractors.id[again].iloc[0]!r} is there twice; give each its own id')
+    _reject_copies(folder, split, pairs, distractors, tars | files.places, lambda i: _read(i, files, tars))
     present = {i for i in ids if i in files.places or i in tars or is_drawn(i)}
     source = ImageSource(ids, lambda i: _open(i, files, tars), _files_key(folder), f'lrvsf-{split}')
     return LRVSF(split, pairs, distractors, source, present)
@@ -327,23 +393,21 @@ def _val_images(folder: Path) -> tuple:  # address -> Place, rows of the distrac
                 continue
             key, about = name.removesuffix('.json'), json_object(place.read(), path, name)
             alone = path.name.startswith('dist')
-            if alone:
-                rows.append(dict(about, id=key))
             for i, m in [(key, about)] if alone else [(f'{key}.{i}', m) for i, m in about.items()]:
-                if not isinstance(m, dict) or 'URL' not in m:
+                if not isinstance(m, dict) or not (url := id_text(m.get('URL'))):
                     raise ValueError(
                         f'{path}: {name} has no URL for {i}.jpg; leave this image out, or get the file again'
                     )
                 if f'{i}.jpg' in found:
-                    places[m['URL']] = found[f'{i}.jpg']
+                    places[url] = found[f'{i}.jpg']
+                if alone:
+                    rows.append(dict(m, id=key, URL=url, PRODUCT_ID=id_text(m.get('PRODUCT_ID'))))
     return places, rows
 
 
 def _val_distractors(rows: list, p: ProductImages, folder: Path) -> pd.DataFrame:
     "The distractors of val, checked."
-    t = pd.DataFrame(
-        rows, columns=['id', 'URL', 'CATEGORY', *(['PRODUCT_ID'] if rows and 'PRODUCT_ID' in rows[0] else [])]
-    )
+    t = pd.DataFrame(rows, columns=['id', 'URL', 'CATEGORY', 'PRODUCT_ID'])
     check_values(t, 'CATEGORY', DISTRACTOR_CATEGORIES, folder / 'VALID')
     _reject_query_products(t, p, folder / 'VALID')
     return t.rename(columns=dict(URL='image', CATEGORY='category'))[['id', 'image', 'category']]
@@ -357,31 +421,6 @@ def _reject_empty(path: Path, column: str):
     if none := sum(s.null_count for s in parts if s is not None and s.has_null_count):
         raise ValueError(
             f'{path}: {none} rows have no {column}; a product needs a simple and a complex image: leave these rows out'
-        )
-
-
-def _write_copies(to: Path, files: ParquetImages, products: list, others: list):
-    "The pairs of a distractor and an image of a product that are the same file, bit for bit."
-
-    def digest(i):
-        return hashlib.sha256(files.read(i) or b'').digest()
-
-    known, copies = {digest(i): i for i in products}, []
-    for i in progress(others, 'LRVS-F: distractors against products', 'image'):
-        if product := known.get(digest(i)):
-            copies.append((i, product))
-    (to / 'copies.json').write_text(json.dumps(copies))
-
-
-def _reject_copies(folder: Path, files: ParquetImages, products: list, others: list):
-    "ValueError for a distractor that is a file of the queries; the files are compared once and the answer is kept."
-    kept = stored(
-        'checks', 'lrvsf-pack', {}, lambda to: _write_copies(to, files, products, others), [_files_key(folder)]
-    )
-    if copies := json.loads((kept / 'copies.json').read_text()):
-        raise ValueError(
-            f'{folder}: distractor {copies[0][0]!r} is the same file as {copies[0][1]!r} of the queries; '
-            f'{len(copies)} such distractors: remove them'
         )
 
 
@@ -414,7 +453,6 @@ def _test_pack(folder: Path) -> LRVSF:
         dict(product=ids, category=about.CATEGORY, caption1=about.blip2_caption1, simple=simple, complex=worn)
     )
     distractors = _pack_distractors(folder, files)
-    _reject_copies(folder, files, [*simple, *worn], distractors.image.tolist())
     return _with_images(folder, 'test', pairs, distractors, files, {})
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #021f1c98
@@ -429,9 +467,9 @@ def read_lrvsf(root, split: str = 'test') -> LRVSF:
         tars, rows = _val_images(folder)
         distractors = _val_distractors(rows, p, folder)
     else:
+        distractors = read_distractors(folder, p)
         for path in sorted((folder / 'TEST').glob('*.parquet')):
             files.add(path)
-        distractors = read_distractors(folder, p)
     return _with_images(folder, split, pairs, distractors, files, tars)
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #5d1ea656

@@ -10,9 +10,11 @@ __all__ = ['BOOTSTRAP_FILES', 'distractor_steps', 'EncodedTask', 'encode_task', 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #0d659567
 import json
 import pickle
+import pickletools
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -178,10 +180,12 @@ class _IdsUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #bc764932
-def _plain_ids(value):
-    "Lists of lists of ids, as text."
+def _plain_ids(value, levels: int = 2):
+    "Lists of lists of ids, as text; ValueError for lists inside lists beyond these levels."
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain_ids(v) for v in value]
+        if not levels:
+            raise ValueError('it holds lists inside the lists of ids of a subset; needed: by name, one list per subset')
+        return [_plain_ids(v, levels - 1) for v in value]
     if isinstance(value, (str, int, np.integer)) and not isinstance(value, bool):
         return str(value)
     raise ValueError(f'it holds a {type(value).__name__}, which is no id')
@@ -198,7 +202,7 @@ def convert_bootstrap(path, to=None) -> Path:
         if not isinstance(found, dict):
             raise ValueError(f'it holds a {type(found).__name__}, no dict of subsets')
         plain = {str(name): _plain_ids(v) for name, v in found.items()}
-    except (ValueError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError) as e:
+    except (ValueError, pickle.UnpicklingError, EOFError, AttributeError, LookupError, ImportError, TypeError) as e:
         raise ValueError(f'{path} is no pickle of bootstrap ids: {e}') from None
     to.write_text(json.dumps(plain))
     return to
@@ -230,12 +234,20 @@ def _check_subsets(found, path) -> dict:
     return {name: [[str(i) for i in some] for some in lists] for name, lists in found.items()}
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #00c6bbee
+def _is_pickle(path: Path) -> bool:
+    "Whether a file begins as a pickle of any protocol, which no JSON object does; nothing of it is run."
+    with open(path, 'rb') as f:
+        start = f.read(4096)
+    try:
+        return start[:1] == b'\x80' or bool(list(islice(pickletools.genops(start), 3)))
+    except ValueError:
+        return False
+
+
 def read_bootstrap(path) -> BootstrapIds:
     "The bootstrap subsets of a JSON file; a pickle is refused."
     path = need_file(path, **LRVSF_DATA)
-    with open(path, 'rb') as f:
-        start = f.read(1)
-    if path.suffix in ('.pkl', '.pickle') or start == b'\x80':
+    if path.suffix in ('.pkl', '.pickle') or _is_pickle(path):
         raise ValueError(
             f'{path} is a pickle, which may run any program when it is read; '
             f"convert_bootstrap('{path}') reads only lists of ids from it and writes {path.with_suffix('.json').name}"

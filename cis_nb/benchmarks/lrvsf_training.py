@@ -9,6 +9,7 @@ __all__ = ['shard_samples', 'TrainingImages', 'lrvsf_training_images', 'lrvsf_tr
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #01332371
 import json
 import math
+import tarfile
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from webdataset.tariterators import group_by_keys, tar_file_expander
+from webdataset.tariterators import base_plus_ext, group_by_keys
 
 from .cirr import relative_fault
 from .genecis import read_json
@@ -26,6 +27,7 @@ from cis_nb.benchmarks.lrvsf import (
     IMAGE_TYPES,
     LRVSF_DATA,
     METADATA_NAMES,
+    id_text,
     json_object,
     lrvsf_data_root,
     lrvsf_folder,
@@ -54,21 +56,35 @@ def _reject_outside(path, name: str):
         raise ValueError(f'{path}: member {name!r} is named outside its folder; the tar is not to be trusted')
 
 
-def shard_samples(path):
+def _files_of_tar(path, skipped: Skipped):
+    "Name and bytes of each file of a tar, as webdataset has them; what is no plain file is counted."
+    seen = set()
+    with tarfile.open(path, 'r|*') as tar:
+        for m in tar:
+            tar.members = []  # a long tar is not held in memory
+            _reject_outside(path, m.name)
+            if not m.isreg() or m.issparse():
+                if not m.isdir():
+                    skipped.add('tar member that is not a plain file', f'{Path(path).name}: {m.name}')
+                continue
+            key, suffix = base_plus_ext(m.name)
+            if key and (name := (key, suffix.lower())) in seen:
+                raise ValueError(
+                    f'{path}: member {m.name!r} is there twice, in upper or lower case; leave one of them out, or get '
+                    'the file again'
+                )
+            seen |= {name} if key else set()
+            yield dict(fname=m.name, data=tar.extractfile(m).read(), __url__=str(path))
+
+
+def shard_samples(path, skipped: Skipped = None):
     """The samples of a tar in WebDataset's form: `__key__`, then the bytes by what follows the first dot of the name.
-    ValueError for a damaged tar and for a member outside its folder."""
-
-    def checked(files):
-        for f in files:
-            if f:
-                _reject_outside(path, f['fname'])
-            yield f
-
-    with open(path, 'rb') as stream:
-        try:
-            yield from group_by_keys(checked(tar_file_expander([dict(url=str(path), stream=stream)])))
-        except (TarError, EOFError) as e:
-            raise ValueError(f'{path}: tar cut short or damaged ({type(e).__name__}); get the file again') from None
+    Links and other members that are no plain file are left out and counted in `skipped`.
+    ValueError for a damaged tar, for a member outside its folder and for a name that is there twice."""
+    try:
+        yield from group_by_keys(_files_of_tar(path, Skipped() if skipped is None else skipped))
+    except (TarError, EOFError) as e:
+        raise ValueError(f'{path}: tar cut short or damaged ({type(e).__name__}); get the file again') from None
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #be664d0a
 _SHARD_COLUMNS = ['product', 'image', 'type', 'category', 'caption1', 'caption2', 'text']
@@ -87,6 +103,11 @@ def _shard_rows(sample: dict, path) -> list:
                 raise ValueError(
                     f'{path}, product {product!r}, image {i}: {name} is {m.get(name)!r}; allowed: {", ".join(allowed)}'
                 )
+        if (said := id_text(m.get('PRODUCT_ID'))) not in (None, product):
+            raise ValueError(
+                f'{path}, product {product!r}, image {i}: PRODUCT_ID is {said!r}; needed: {product!r}, as the files of '
+                'the product are named'
+            )
         row = dict(product=product, **{new: m.get(old) for old, new in _SHARD_FIELDS.items() if old != 'PRODUCT_ID'})
         rows.append((row, sample.get(f'{i}.jpg')))
     if 'SIMPLE' not in {r['type'] for r, _ in rows}:
@@ -117,7 +138,7 @@ def _pack_shards(folder: Path, paths: list, size: int):
     skipped, table, seen = Skipped(), [], {}
     with open(folder / 'squares.u8', 'wb') as out:
         for path in progress(paths, 'LRVS-F shards', 'shard'):
-            for sample in shard_samples(path):
+            for sample in shard_samples(path, skipped):
                 if sample['__key__'] in seen:
                     raise ValueError(
                         f'{path}: product {sample["__key__"]!r} was in {seen[sample["__key__"]]} already; leave one of'

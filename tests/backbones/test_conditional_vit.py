@@ -1,5 +1,7 @@
 "The conditional ViT: sizes and token order of the published models, insertion depths, conditions of the wrong kind."
 
+import re
+
 import pytest
 import timm
 import torch
@@ -197,3 +199,50 @@ def test_a_published_text_model_has_neither_table_nor_projection():
     assert V.checkpoint_condition(shapes, {}, 768, 'x') == 'text'
     assert V.checkpoint_condition(published_shapes(16, True), {}, 768, 'x') == 'category'
     assert V.checkpoint_condition({k: s for k, s in shapes.items() if k != 'c_pos_embedding'}, {}, 768, 'x') == 'none'
+
+
+@pytest.fixture(scope='module')
+def small_file(tmp_path_factory):
+    "A small model by text, as a file: 3 blocks, width 128, 17 tokens."
+    net = V.CondViT(small_vit(), 'text', text_width=20)
+    return V.write_condvit(net, tmp_path_factory.mktemp('condvit') / 'small.safetensors')
+
+
+@pytest.mark.parametrize(
+    'key, shape, needed',
+    [
+        ('proj', (), r'\(128, D\)'),
+        ('proj', (32,), r'\(128, D\)'),
+        ('positional_embedding', (), r'\(tokens, 128\)'),
+        ('c_proj.weight', (), r'\(128, C\)'),
+        ('conv1.weight', (), r'\(width, 3, patch, patch\)'),
+        ('conv1.weight', (32, 3, 16, 16), r'\(width, 3, patch, patch\) with a width that is a multiple of 64'),
+        ('conv1.weight', (128, 3, 0, 0), r'\(width, 3, patch, patch\)'),
+        ('conv1.weight', (128, 3, 16, 8), r'\(width, 3, patch, patch\)'),
+        ('conv1.weight', (128, 1, 16, 16), r'\(width, 3, patch, patch\)'),
+    ],
+)
+def test_a_tensor_whose_shape_means_no_vit_is_named(small_file, tmp_path, key, shape, needed):
+    file = tmp_path / 'odd.safetensors'
+    save_file(load_file(small_file) | {key: torch.zeros(shape)}, file)
+    with pytest.raises(
+        ValueError, match=rf'odd.safetensors: no CondViT: {re.escape(f"{key} has the shape {shape}")}; ne.*{needed}'
+    ):
+        V.read_condvit(file)
+
+
+@pytest.mark.parametrize(
+    'left_out, added, fault',
+    [
+        (r'nothing', 'transformer.resblocks.3.ln_1.weight', r'1 additional: transformer.resblocks.3.ln_1.weight$'),
+        (r'nothing', 'transformer.resblocks.12.ln_1.weight', r'1 additional: transformer.resblocks.12.ln_1.weight$'),
+        (r'nothing', 'transformer.resblocks.x.ln_1.weight', r'1 additional: transformer.resblocks.x.ln_1.weight$'),
+        (r'.*resblocks.2.ln_1.weight', '', r'1 missing: transformer.resblocks.2.ln_1.weight$'),
+        (r'.*resblocks.1..*', '', r'12 missing: transformer.resblocks.1.ln_1.weight, [^;]*$'),
+    ],
+)
+def test_a_tensor_of_a_block_that_is_missing_or_additional_is_named_alone(small_file, tmp_path, left_out, added, fault):
+    tensors = {k: t for k, t in load_file(small_file).items() if not re.fullmatch(left_out, k)}
+    save_file(tensors | ({added: torch.zeros(128)} if added else {}), tmp_path / 'odd.safetensors')
+    with pytest.raises(ValueError, match=rf'odd.safetensors: not the tensors of a CondViT [^:]*: {fault}'):
+        V.read_condvit(tmp_path / 'odd.safetensors')

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import tarfile
 
 import numpy as np
 import pandas as pd
@@ -34,6 +35,8 @@ from cis_nb.data.products import LRVSF_CATEGORIES, resized_white_square
 from cis_nb.retrieval.protocol import evaluate_benchmark
 from cis_nb.world.lrvsf import lrvsf_root, split_products
 from cis_nb.world.wardrobe import product_captions
+
+pytestmark = pytest.mark.usefixtures('store')  # reading a split keeps which files it has compared
 
 
 @pytest.fixture
@@ -221,6 +224,117 @@ def test_an_address_that_is_used_twice_is_refused(tmp_path):
 def test_a_distractor_that_is_a_product_of_the_queries_is_refused(tmp_path, column, value):
     match = f"distractors_test_metadata.*{column} '{value}' belongs to a product of the queries; 1 such"
     refused(tmp_path, lambda h: h.distractors[4].update({column: value}), match)
+
+
+@pytest.mark.parametrize('split', ['test', 'val'])
+@pytest.mark.parametrize('image', ['s3', 'c0'])
+def test_a_distractor_with_the_file_of_a_query_image_is_refused(tmp_path, split, image):
+    h = Hand(split=split)
+    h.files['d6'] = h.files[image]
+    folder = (h.write if split == 'test' else h.write_val)(tmp_path / 'lrvsf')
+    for _ in range(2):  # the second time from the store
+        with pytest.raises(ValueError, match=f"lrvsf: distractor 'd6' is the same file as '{image}' of the queries; 1"):
+            read_lrvsf(folder, split)
+
+
+def test_files_are_compared_once_in_their_order_and_again_after_a_change(tmp_path, monkeypatch):
+    h, opened, read = Hand(4, 40), [], ParquetImages.read
+    h.distractors.sort(key=lambda r: r['URL'][::-1])  # not the order of the file
+    folder = h.write(tmp_path / 'lrvsf')
+
+    def watched(self, i):
+        opened.append(i)
+        return read(self, i)
+
+    monkeypatch.setattr(ParquetImages, 'read', watched)
+    read_lrvsf(folder)
+    assert opened[8:] == [f'd{n}' for n in range(40)] and set(opened[:8]) == {f'{c}{n}' for c in 'sc' for n in range(4)}
+    read_lrvsf(folder)
+    assert len(opened) == 48
+    h.files['d7'] = h.files['c2']
+    table = pd.DataFrame(
+        dict(jpg=[h.files[f'd{n}'] for n in range(40)]), pd.Index([f'd{n}' for n in range(40)], name='url')
+    )
+    table.to_parquet(folder / 'TEST/dist_0.parquet')
+    with pytest.raises(ValueError, match="distractor 'd7' is the same file as 'c2'"):
+        read_lrvsf(folder)
+
+
+def test_images_without_a_file_or_with_an_empty_one_are_no_copies(tmp_path):
+    h = Hand()
+    h.files |= dict(s1=b'', c2=b'', d3=b'')
+    del h.files['d4']
+    assert len(read_lrvsf(h.write(tmp_path / 'lrvsf')).present) == 20
+
+
+@pytest.mark.parametrize('split', ['test', 'val'])
+def test_blanks_at_the_ends_of_addresses_and_ids_are_no_part_of_them(tmp_path, split):
+    h = Hand(split=split)
+    for r in (h.simple[1], h.complex[2], h.distractors[3]):
+        r['URL'] = f' {r["URL"]}\n'
+    h.complex[4]['PRODUCT_ID'] += ' '
+    h.files = {f'{u}\t': f for u, f in h.files.items()}
+    if split == 'val':
+        h.files = {r['URL']: h.files[f'{r["URL"].strip()}\t'] for r in (*h.simple, *h.complex, *h.distractors)}
+    data = read_lrvsf((h.write if split == 'test' else h.write_val)(tmp_path / 'lrvsf'), split)
+    assert data.pairs.simple[1] == 's1' and data.pairs.complex[2] == 'c2' and data.distractors.image[3] == 'd3'
+    assert len(data.present) == 21 and data.source.load('d3').size == (24, 24)
+
+
+@pytest.mark.parametrize('column, value', [('PRODUCT_ID', '103 '), ('URL', ' s3'), ('URL', 'c3\n')])
+def test_a_distractor_that_hides_a_query_behind_a_blank_is_refused(tmp_path, column, value):
+    match = f"{column} '{value.strip()}' belongs to a product of the queries; 1 such"
+    refused(tmp_path, lambda h: h.distractors[4].update({column: value}), match)
+
+
+def test_a_distractor_of_val_that_is_a_product_of_the_queries_is_refused(tmp_path):
+    "Its id may be a number, and the first distractor may have none."
+    h = Hand(split='val')
+    for n, r in enumerate(h.distractors):
+        r['PRODUCT_ID'] = 103 if n == 4 else 900 + n
+    del h.distractors[0]['PRODUCT_ID']
+    with pytest.raises(ValueError, match="VALID, image 'd4': PRODUCT_ID '103' belongs to a product of the queries"):
+        read_lrvsf(h.write_val(tmp_path / 'lrvsf'), 'val')
+
+
+@pytest.mark.parametrize('value', [None, float('nan'), '', ' '])
+@pytest.mark.parametrize('table, column', [('simple', 'PRODUCT_ID'), ('complex', 'PRODUCT_ID'), ('simple', 'URL')])
+def test_a_missing_product_or_address_is_refused(tmp_path, table, column, value):
+    match = rf'products_{table}_metadata.parquet, row 2 \(from 0\): {column} is missing; 1 such rows'
+    refused(tmp_path, lambda h: getattr(h, table)[2].update({column: value}), match)
+
+
+def test_a_missing_id_among_numbers_is_refused_and_a_distractor_needs_none(tmp_path):
+    def change(h):
+        for r in h.simple:
+            r['PRODUCT_ID'] = float(r['PRODUCT_ID'])
+        h.simple[5]['PRODUCT_ID'] = float('nan')
+
+    refused(tmp_path / 'x', change, 'products_simple_metadata.parquet, row 5 .*PRODUCT_ID is missing')
+    h = Hand()
+    h.distractors[2]['PRODUCT_ID'] = None
+    assert len(read_lrvsf(h.write(tmp_path / 'lrvsf')).distractors) == 9
+
+
+def test_an_address_in_two_files_of_images_is_refused(tmp_path):
+    folder = Hand().write(tmp_path / 'lrvsf')
+    again = pd.read_parquet(folder / 'TEST/dist_0.parquet').iloc[[5]]
+    again.to_parquet(folder / 'TEST/dist_1.parquet')
+    with pytest.raises(ValueError, match="TEST/dist_1.parquet: url 'd5' is also in .*TEST/dist_0.parquet; leave one"):
+        read_lrvsf(folder)
+    again.rename(index={'d5': None}).to_parquet(folder / 'TEST/dist_1.parquet')
+    with pytest.raises(ValueError, match=r'TEST/dist_1.parquet, row 0 \(from 0\): url is missing; 1 such rows'):
+        read_lrvsf(folder)
+
+
+def test_a_name_twice_in_a_tar_of_val_is_refused(tmp_path):
+    folder, twice = Hand(split='val').write_val(tmp_path / 'lrvsf'), io.BytesIO(b'12')
+    with tarfile.open(folder / 'VALID/dist_0.tar', 'a') as tar:
+        info = tarfile.TarInfo('3.jpg')
+        info.size = 2
+        tar.addfile(info, twice)
+    with pytest.raises(ValueError, match="dist_0.tar: member '3.jpg' is there twice; leave one of them out"):
+        read_lrvsf(folder, 'val')
 
 
 @pytest.mark.parametrize('image, name', [('s3', 'products/3/simple'), ('c0', 'products/0/complex')])

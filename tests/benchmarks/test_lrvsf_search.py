@@ -238,10 +238,31 @@ def test_nothing_but_ids_is_read_from_a_pickle(tmp_path, monkeypatch, value):
     assert [p.name for p in tmp_path.iterdir()] == ['ids.pkl']
 
 
-def test_a_pickle_under_another_name_is_refused(tmp_path):
-    (tmp_path / 'ids.json').write_bytes(pickle.dumps(SUBSETS))
-    with pytest.raises(ValueError, match='ids.json is a pickle'):
+@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_under_another_name_is_refused_and_converted(tmp_path, protocol):
+    (tmp_path / 'ids.json').write_bytes(pickle.dumps(SUBSETS, protocol=protocol))
+    with pytest.raises(ValueError, match=r"ids.json is a pickle, .*; convert_bootstrap\('.*ids.json'\) reads only"):
         read_bootstrap(tmp_path / 'ids.json')
+    assert read_bootstrap(convert_bootstrap(tmp_path / 'ids.json')).products == SUBSETS['test_subsets']
+
+
+@pytest.mark.parametrize('text', ['', '<html>', 'Sorry.', 'true', '{"test_subsets"', ' {"a": 1}', '[1]'])
+def test_a_file_that_is_neither_json_nor_a_pickle_is_not_called_a_pickle(tmp_path, text):
+    (tmp_path / 'ids.json').write_text(text)
+    with pytest.raises(ValueError, match='ids.json(?!.*is a pickle)'):
+        read_bootstrap(tmp_path / 'ids.json')
+
+
+def test_lists_inside_the_lists_of_a_pickle_are_refused(tmp_path):
+    "A list that contains itself, and one that would grow to 2 ** 40 ids."
+    endless, wide = ['1'], ['1']
+    endless.append(endless)
+    for _ in range(40):
+        wide = [wide, wide]
+    for value in (endless, wide, [[['1']]]):
+        (tmp_path / 'ids.pkl').write_bytes(pickle.dumps(dict(test_subsets=value)))
+        with pytest.raises(ValueError, match='ids.pkl is no pickle of bootstrap ids: it holds lists inside the lists'):
+            convert_bootstrap(tmp_path / 'ids.pkl')
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 "Training products of LRVS-F: shards written by hand, bad input, the world."
 
 import io
+import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -50,6 +52,42 @@ def test_a_product_of_two_shards_is_refused(tmp_path, store):
     h.tar(tmp_path / 'TRAIN/1.tar')
     with pytest.raises(ValueError, match="1.tar: product '100' was in 0.tar already"):
         lrvsf_training_images(tmp_path, size=8)
+
+
+@pytest.mark.parametrize('again', ['103.0.jpg', '103.json', '103.0.JPG', '105.1.jpg'])
+def test_a_name_that_is_in_a_shard_twice_is_refused(tmp_path, store, again):
+    shard = Hand(split='train').tar(tmp_path / 'TRAIN/0.tar')
+    with tarfile.open(shard, 'a') as tar:
+        tar.addfile(tarfile.TarInfo(again))
+    with pytest.raises(ValueError, match=f"TRAIN/0.tar: member '{again}' is there twice.*; leave one of them out, or"):
+        lrvsf_training_images(tmp_path, size=8)
+
+
+def test_links_in_a_shard_are_left_out_and_counted(tmp_path, store):
+    shard = Hand(split='train').tar(tmp_path / 'TRAIN/0.tar', lambda members: members.pop('101.0.jpg') and None)
+    with tarfile.open(shard, 'a') as tar:
+        for name, kind in (('101.0.jpg', tarfile.SYMTYPE), ('9.0.jpg', tarfile.LNKTYPE), ('folder', tarfile.DIRTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, '100.0.jpg'
+            tar.addfile(info)
+    t = lrvsf_training_images(tmp_path, size=8)
+    assert t.skipped['tar member that is not a plain file'] == ['0.tar: 101.0.jpg', '0.tar: 9.0.jpg']
+    assert t.skipped['damaged or missing image'] == ['c1'] and t.products == ['100', '102', '103', '104', '105']
+
+
+@pytest.mark.parametrize('value, fits', [('999', False), (999, False), (103.0, True), (103, True), (None, True)])
+def test_metadata_of_another_product_is_refused(tmp_path, store, value, fits):
+    def change(members):
+        about = json.loads(members['103.json'])
+        about['1']['PRODUCT_ID'] = value
+        members['103.json'] = json.dumps(about).encode()
+
+    Hand(split='train').tar(tmp_path / 'TRAIN/0.tar', change)
+    if fits:
+        assert len(lrvsf_training_images(tmp_path, size=8)) == 6
+    else:
+        with pytest.raises(ValueError, match="0.tar, product '103', image 1: PRODUCT_ID is '999'; needed: '103', as"):
+            lrvsf_training_images(tmp_path, size=8)
 
 
 @pytest.mark.parametrize('name', ['../100.0.jpg', '/tmp/100.0.jpg', 'a/../../100.0.jpg'])

@@ -25,7 +25,7 @@ from cis_nb.data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
 from cis_nb.methods import condvit as C
 from cis_nb.methods.detector_crop import CroppedReference
 from cis_nb.training.launch import launch
-from cis_nb.training.loop import train
+from cis_nb.training.loop import accelerator_for, start_or_resume, train
 from condvit_files import published_shapes, random_file
 
 
@@ -228,6 +228,15 @@ def test_the_tower_rests_where_only_new_parameters_train(tiny, tmp_path):
     begun = {n: p.detach().clone() for n, p in o.net.named_parameters()}
     train(o, tmp_path / 'run', steps=5, batch_size=8, lr=1e-3, warmup=2, weight_decay=0.01, device='cpu')
     assert moved(o, begun) == {'visual.head.proj.weight', 'c_embedding.weight', 'c_pos_embedding', 'empty_token'}
+
+
+def test_adamw_has_its_usual_betas_and_decays_all_parameters(tiny, tmp_path):
+    "Vectors, scalars, norms and the table of categories too."
+    o = objective(tiny)
+    optimizer, _ = start_or_resume(o, tmp_path, 0.01, accelerator_for('cpu'))
+    decayed = {id(p) for g in optimizer.param_groups if g['weight_decay'] == 0.01 for p in g['params']}
+    assert {g['betas'] for g in optimizer.param_groups} == {(0.9, 0.999)}
+    assert decayed == {id(p) for p in o.net.parameters()} and id(o.net.logit_scale) in decayed
 
 
 def test_the_temperature_starts_at_its_ceiling_and_stays_in_bounds(tiny):
