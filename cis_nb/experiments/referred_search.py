@@ -14,7 +14,7 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SUM_WEIGHTS', 
            'method_legend', 'shown_tasks', 'shown_tasks_note', 'distractor_figure', 'leads', 'compared_note',
            'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
            'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
-           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'target_ranks',
+           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery',
            'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note',
            'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall',
            'falls', 'filter_gain', 'lead_line', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy',
@@ -794,7 +794,7 @@ def area_figure(run: ReferredRun, areas: pd.Series, distractors: int, groups: in
     return fig
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #9ec3893f
-def target_ranks(method, task, asked: Queries, target: dict) -> dict:  # query id -> rank in the gallery of the task
+def ranks_in_gallery(method, task, asked: Queries, target: dict) -> dict:  # query id -> rank in the gallery of the task
     "The ranks of the targets of queries; `target`: query id -> image. Queries without a target are left out."
     lines = [
         dict(query_id=q, reference=r, condition=text, targets=[target[q]])
@@ -814,7 +814,7 @@ def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:
     for reference in drawn[:references]:
         worn = [Product(number) for number in parse_address(reference).numbers]
         asked = Queries([str(p.id) for p in worn], [[p.category] for p in worn], [reference] * len(worn), task.source)
-        ranks = target_ranks(entry.method, task, asked, target)
+        ranks = ranks_in_gallery(entry.method, task, asked, target)
         for p, top in zip(worn, first_images(entry.method, asked, gallery, k)):
             wanted = target.get(str(p.id))
             last = [wanted] if wanted and wanted not in top else []
