@@ -63,9 +63,10 @@ from .referred_search import SUM_WEIGHTS, recall_at_1
 from .sweeps import SweepParameters, base_of, format_differences, train_variants
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
-from ..methods.compodiff import CompoDiffMethod, drawable_triplets, synthetic_shards
+from ..methods.compodiff import CompoDiffMethod, synthetic_shards
 from ..methods.diffusion import GuidedQueries, SamplerSettings, branch_weights, query_seeds, run_steps
 from ..methods.diffusion import sample_embeddings, step_pairs, QueryNoise, add_noise
+from ..mining.scene_edits import drawable_triplets
 from ..mining.synthetic import mine_keyword_triplets
 from ..mining.triplet_images import WorldGenerator, passed_filters, quantile_thresholds, scored_pairs
 from ..retrieval.protocol import result_rows
