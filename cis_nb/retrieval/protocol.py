@@ -24,7 +24,6 @@ from .metrics import METRICS, first_ranks, measures
 from .ranking import rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
-from .. import api
 from ..api import MethodByTask, Queries, Unsolved
 from ..data.image_sources import ImageSource, image_folder
 
@@ -519,7 +518,7 @@ def ranked_members(method, queries: Queries, members: list) -> list:  # Q lists 
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #b7a31e61
 def _check_folder_query(method, folder, images: ImageSource, reference: str, condition: str):
-    "ValueError for a reference that is not there or damaged, and for no condition where the method reads one."
+    "ValueError for a reference that is not there or damaged, and for a condition without words."
     if reference not in images.ids:
         names = {i.lower(): i for i in images.ids}
         near = [repr(names[n]) for n in get_close_matches(str(reference).lower(), names, 3)]
@@ -530,12 +529,8 @@ def _check_folder_query(method, folder, images: ImageSource, reference: str, con
     except Exception as e:  # whatever a damaged file raises
         file = Path(folder) / reference
         raise ValueError(f'reference: {file} cannot be read ({type(e).__name__}: {e}); take another image') from e
-    known = method.name in api.names('method')
-    is_blank = condition is None or (isinstance(condition, str) and not condition.strip())
-    if is_blank and known and not api.get('method', method.name).reads_text:
-        return
-    if is_blank or not isinstance(condition, str):
-        raise ValueError(f"condition: {condition!r} is no text, and {method.name} reads one; give words: 'is red'")
+    if not isinstance(condition, str) or not condition.strip():
+        raise ValueError(f"condition: {condition!r} is no text; give words, such as 'is red'")
 
 
 def _warn_of_unreadable(folder, images: ImageSource, features):
@@ -551,7 +546,7 @@ def rank_folder(
     method,
     folder,  # of images, at any depth
     reference: str,  # path of an image in the folder
-    condition: str,  # None for a method that reads no text
+    condition: str,
 ) -> list:  # paths of all other images, the best first
     """The images below a folder for a reference and a condition; the reference is not ranked. ValueError for a
     reference or a condition that cannot be used; a warning counts and names the images that cannot be read."""
@@ -560,7 +555,7 @@ def rank_folder(
     features = method.encode_gallery(images)
     _warn_of_unreadable(folder, images, features)
     ids = [i for i in images.ids if i in features.index]
-    asked = Queries(['one'], [[condition or '']], [reference], images)
+    asked = Queries(['one'], [[condition]], [reference], images)
     return first_images(method, asked, ids, len(ids), [[reference]])[0]
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #6a725877
