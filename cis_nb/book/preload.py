@@ -47,6 +47,7 @@ def _become(request: dict, files: list):
     os.chdir(request['folder'])
     os.environ.clear()
     os.environ.update(request['environment'])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a server in the background ignores it
     sys.stdout.reconfigure(line_buffering=True)
     sys.argv, sys.path[0] = [request['module'], *request['arguments']], request['folder']
 

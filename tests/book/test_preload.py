@@ -83,7 +83,15 @@ def test_without_a_server_the_client_is_the_process(client, address):
     assert p.returncode == 4 and told['pid'] == p.pid and not told['loaded']
 
 
-def test_signals_reach_the_forked_process(client):
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=['usual', 'in the background'])
+def interrupts(request):
+    "How the process that starts a server treats Ctrl-C: in the background of a shell it ignores it."
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_signals_reach_the_forked_process(client, interrupts):
     with preload_server(['decimal']) as address:
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             p = client(0, 'wait', address=address)
