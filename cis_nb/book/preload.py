@@ -33,14 +33,14 @@ def can_preload() -> bool:
 
 # %% ../../nbs/10_book/04_preload.ipynb #pre00008
 def _receive(connection: socket.socket) -> tuple:  # request, file descriptors
-    "The request of a client."
+    "The request of a client; nothing from one that has ended."
     message, files, _, _ = socket.recv_fds(connection, 2**20, 3)
-    return json.loads(message), files
+    return json.loads(message or '{}'), files
 
 
 def _become(request: dict, files: list):
     "Make this forked process what its client asks for."
-    os.setsid()
+    os.setpgid(0, 0)  # as its parent does, whichever is first
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -70,6 +70,8 @@ class Server:
     def _fork(self):
         connection, _ = self.listener.accept()
         request, files = _receive(connection)
+        if not request:
+            return connection.close()
         if (child := os.fork()) == 0:
             self._forget()
             connection.close()
@@ -77,6 +79,8 @@ class Server:
             return request['module']
         for file in files:
             os.close(file)
+        with suppress(PermissionError, ProcessLookupError):  # it has set it and gone on, or has ended
+            os.setpgid(child, child)
         self._watch(child, connection)
 
     def _watch(self, child: int, connection: socket.socket):
@@ -86,7 +90,7 @@ class Server:
         self.events.register(ended, selectors.EVENT_READ, lambda: self._report(child, ended, connection))
 
     def _signal(self, child: int, connection: socket.socket):
-        message = connection.recv(16)
+        message = _message(connection)
         _send_signal(child, int(message or signal.SIGKILL))
         if not message:
             self.events.unregister(connection)
@@ -99,7 +103,7 @@ class Server:
         os.close(ended)
         if connection.fileno() >= 0:
             self.events.unregister(connection)
-            with connection:
+            with connection, suppress(BrokenPipeError, ConnectionResetError):  # its client has just ended
                 connection.send(str(code).encode())
 
     def _close(self) -> str:
@@ -114,6 +118,14 @@ class Server:
             if key.fileobj is not sys.stdin:
                 os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()
         self.events.close()
+
+
+def _message(connection: socket.socket) -> bytes:
+    "What the other side has sent; nothing if it has ended."
+    try:
+        return connection.recv(16)
+    except ConnectionResetError:
+        return b''
 
 
 def _send_signal(child: int, number: int):
@@ -148,10 +160,7 @@ def _await(connection: socket.socket) -> int:
 
 def _exit_code(connection: socket.socket) -> int:
     "What the server says of the end of a process, as a shell counts it."
-    try:
-        code = int(connection.recv(16) or -signal.SIGKILL)
-    except ConnectionResetError:
-        code = -signal.SIGKILL
+    code = int(_message(connection) or -signal.SIGKILL)
     return code if code >= 0 else 128 - code
 
 

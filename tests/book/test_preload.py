@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from cis_nb.book import preload
 from cis_nb.book.preload import can_preload, preload_server
 
 pytestmark = pytest.mark.skipif(not can_preload(), reason='this system cannot watch forked processes')
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.skipif(not can_preload(), reason='this system cannot wa
 PROBE = """
 import json, os, sys, time
 print(json.dumps(dict(
-    pid=os.getpid(), session=os.getsid(0), folder=os.getcwd(), argv=sys.argv, word=os.environ.get('WORD'),
+    pid=os.getpid(), group=os.getpgrp(), folder=os.getcwd(), argv=sys.argv, word=os.environ.get('WORD'),
     stdin=sys.stdin.read() if 'read' in sys.argv else '', loaded='decimal' in sys.modules, name=__name__)))
 print('to stderr', file=sys.stderr)
 if 'child' in sys.argv:
@@ -70,7 +73,7 @@ def test_a_forked_process_takes_over_what_its_client_has(client, tmp_path):
         out, err = p.communicate('typed')
         told = json.loads(out)
     assert p.returncode == 3 and err == 'to stderr\n'
-    assert told['pid'] != p.pid and told['session'] == told['pid'] and told['loaded'] and told['name'] == '__main__'
+    assert told['pid'] != p.pid and told['group'] == told['pid'] and told['loaded'] and told['name'] == '__main__'
     assert (told['folder'], told['stdin'], told['word']) == (str(tmp_path), 'typed', 'ü "quoted" \n')
     assert told['argv'][1:] == ['3', 'read']
 
@@ -152,3 +155,32 @@ def test_a_server_ends_with_the_process_that_started_it(client, tmp_path):
 def test_a_package_that_is_not_there_is_left_to_the_page(client):
     with preload_server(['no_such_package', 'decimal']) as address:
         assert said(client(0, address=address))['loaded']
+
+
+def test_a_client_that_ends_at_once_does_not_end_the_server(client):
+    with preload_server(['decimal']) as address:
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hasty:
+                hasty.connect(address['CIS_PRELOADED'])
+        killed = [client(0, 'wait', address=address) for _ in range(5)]
+        for p in killed:
+            p.kill()
+        assert said(client(0, address=address))['loaded']
+
+
+def test_a_signal_before_the_process_runs_is_not_lost(monkeypatch):
+    "The group exists as soon as the server watches it, also where the forked process has done nothing yet."
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    read, write = os.pipe()
+    monkeypatch.setattr(sys, 'stdin', os.fdopen(read))
+    monkeypatch.setattr(preload, '_become', lambda request, files: time.sleep(600))
+    server = preload.Server(listener)
+    monkeypatch.setattr(preload.Server, '_watch', lambda self, child, connection: started.append(child))
+    monkeypatch.setattr(server, 'listener', SimpleNamespace(accept=lambda: (own, '')))
+    started = []
+    socket.send_fds(other, [b'{"module": "probe"}'], [0])
+    server._fork()
+    preload._send_signal(started[0], signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(started[0], 0)[1]) == -signal.SIGKILL
+    os.close(write)
