@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['read_notebook', 'tags', 'code_cells', 'defaults', 'read_params', 'notebooks', 'chapter_of', 'chapter_settings',
            'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code', 'all_code', 'experiment_files',
-           'experiments', 'receipt_path', 'parameters', 'trained_weights', 'collect_parameters']
+           'experiments', 'receipt_path', 'parameters', 'names_experiment', 'trained_weights', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -324,10 +324,15 @@ def parameters(
     return {**e.defaults, **e.params}
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #938401d0
+def names_experiment(name: str) -> bool:
+    "Is it the name of an experiment, such as 05_train.lincir, and not of a folder?"
+    return bool(re.match(r'\d\w*_', name)) and not Path(name).is_dir()
+
+
 def trained_weights(name: str) -> str:
     """The folder of the run that an experiment of this profile has trained, from its receipt. A name that is not an
     experiment's is returned unchanged. FileNotFoundError if the receipt is missing."""
-    if not re.match(r'\d\w*_', name) or Path(name).is_dir():
+    if not names_experiment(name):
         return name
     receipt = receipt_path(name)
     if receipt is None or not receipt.exists():

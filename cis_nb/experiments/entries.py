@@ -9,7 +9,6 @@ __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIF
            'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pandas as pd
 from .. import api
 from ..api import TrainingConfig
 from ..backbones.features import TextMemory
-from ..core.experiment_files import parameters
+from ..core.experiment_files import names_experiment, parameters
 from ..core.code import loader_version
 from ..core.store import fingerprint, stored
 from .comparison import UNTRAINED
@@ -133,7 +132,7 @@ def share_texts(method, backbone, read: TextMemory = None):
 def seeded_config(config: TrainingConfig, seed: int) -> TrainingConfig:
     "The configuration with another seed; the training that it starts from, if it names one, has that seed too."
     before = getattr(config, 'start', '')
-    if seed == config.seed or not re.match(r'\d\w*_', before):
+    if seed == config.seed or not names_experiment(before):
         return config.model_copy(update=dict(seed=seed))
     run = train_or_load(seeded_config(training_config(before), seed))
     return config.model_copy(update=dict(seed=seed, start=str(run)))

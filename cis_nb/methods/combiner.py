@@ -6,8 +6,8 @@
 __all__ = ['TRAINED_TOWERS', 'NEGATIVES', 'RULE', 'branch', 'Combiner', 'query_target_loss', 'Triplets', 'index_triplets',
            'EncodedNow', 'ImageInputs', 'tower_of', 'PartiallyFrozen', 'CombinerBatches', 'CombinerLoss',
            'CombinerMethod', 'CombinerTraining', 'save_combiner', 'read_combiner', 'load_combiner', 'CombinerConfig',
-           'triplet_folder', 'held_out', 'TripletData', 'cirr_triplets', 'drawn_shards', 'synthetic_triplets',
-           'training_data', 'make_combiner', 'CombinerPlugin', 'Encoding', 'random_triplets', 'training_rates']
+           'triplet_folder', 'held_out', 'TripletData', 'cirr_triplets', 'synthetic_triplets', 'training_data',
+           'make_combiner', 'CombinerPlugin', 'Encoding', 'random_triplets', 'training_rates']
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #ec59e4d4
 import json
@@ -38,7 +38,7 @@ from ..data.roots import cirr_root, is_world
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
 from ..mining.parsers import parser_for
-from ..mining.scene_edits import drawn_triplet_shards
+from ..mining.scene_edits import drawn_shards
 from ..mining.triplet_images import TripletShards
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
@@ -492,12 +492,6 @@ def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
     targets = [t[0] for t in b.queries.targets]
     table = pd.DataFrame(dict(reference_image=b.queries.reference, target_image=targets, condition=b.queries.condition))
     return TripletData(table, b.source, tasks)
-
-
-def drawn_shards(backbone, c: CombinerConfig) -> TripletShards:
-    "The image triplets that stage 2 of CompoDiff learns from, where the settings are the same."
-    drawn = {k: getattr(c, k) for k in ('world_images', 'quantile', 'edits', 'moved')}
-    return TripletShards(drawn_triplet_shards(backbone, c.pretrained, n=c.samples, **drawn))
 
 
 def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:

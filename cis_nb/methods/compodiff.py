@@ -48,7 +48,7 @@ from cis_nb.methods.diffusion import (
     sample_embeddings,
 )
 from ..mining.parsers import load_parser, parser_for
-from ..mining.scene_edits import drawn_triplet_shards
+from ..mining.scene_edits import drawn_shards, drawn_triplet_shards
 from ..mining.synthetic import object_terms
 from cis_nb.mining.triplet_images import (
     MASK_SIDE,
@@ -852,8 +852,7 @@ def synthetic_shards(backbone, c: CompoDiffConfig) -> TripletShards:
         raise ValueError(
             f"shards: data {c.data!r} has no synthetic triplets; give a folder of shards of image triplets"
         )
-    drawn = {k: getattr(c, k) for k in ('world_images', 'quantile', 'edits', 'moved')}
-    return TripletShards(drawn_triplet_shards(backbone, c.pretrained, n=c.samples, **drawn))
+    return drawn_shards(backbone, c)
 
 
 def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares

@@ -6,7 +6,7 @@
 __all__ = ['EDIT_SHARES', 'MOST_THINGS', 'SCENE_EDIT_FORMS', 'TARGET_FORMS', 'JOINTS', 'told_attributes', 'describe_told',
            'edit_thing', 'edit_words', 'target_words', 'draw_scene_edits', 'another_image', 'scene_edit',
            'scene_edit_triplet', 'scene_edit_triplets', 'SceneEditGenerator', 'drawable_triplets',
-           'drawn_triplet_shards']
+           'drawn_triplet_shards', 'drawn_shards']
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0003
 import random
@@ -28,6 +28,7 @@ from cis_nb.mining.synthetic import (
 from cis_nb.mining.triplet_images import (
     CannotDraw,
     ImagePair,
+    TripletShards,
     WorldGenerator,
     caption_scene,
     quantile_thresholds,
@@ -273,3 +274,9 @@ def drawn_triplet_shards(
     code = [SceneEditGenerator, type(backbone)]
     made_from = [mined.name, backbone.fingerprint, *INSTRUCTION_TEMPLATES]
     return stored('triplet_shards', f'{backbone.name}-{n}', params, build, made_from, code, resume=True) / 'shards'
+
+# %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0021
+def drawn_shards(backbone, c) -> TripletShards:
+    "The image triplets for a configuration of a training, with a field for each argument of `drawn_triplet_shards`."
+    drawn = {k: getattr(c, k) for k in ('world_images', 'quantile', 'edits', 'moved')}
+    return TripletShards(drawn_triplet_shards(backbone, c.pretrained, n=c.samples, **drawn))
