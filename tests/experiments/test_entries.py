@@ -43,6 +43,6 @@ def test_a_stage_of_another_seed_starts_from_a_run_of_that_seed(monkeypatch):
     )
     assert entries.seeded_config(second, 0).start == '05_train.first' and trained == []
     found = entries.seeded_config(second, 3)
-    assert (found.seed, found.start, found.stage, trained) == (3, 'run of seed 3', '2', [('1', 3)])
+    assert (found.seed, found.start, found.stage, trained) == (3, 'run 3', '2', [('1', 3)])
     named = second.model_copy(update=dict(start='a/folder'))
     assert entries.seeded_config(named, 3).start == 'a/folder' and trained == [('1', 3)]
