@@ -38,9 +38,7 @@ def test_a_stage_of_another_seed_starts_from_a_run_of_that_seed(monkeypatch):
     second = entries.training_config('compodiff').model_copy(update=dict(start='05_train.first'))
     first, trained = second.model_copy(update=dict(stage='1', start='none')), []
     monkeypatch.setattr(entries, 'training_config', {'05_train.first': first}.get)
-    monkeypatch.setattr(
-        entries, 'train_or_load', lambda c: trained.append((c.stage, c.seed)) or f'run of seed {c.seed}'
-    )
+    monkeypatch.setattr(entries, 'train_or_load', lambda c: trained.append((c.stage, c.seed)) or f'run {c.seed}')
     assert entries.seeded_config(second, 0).start == '05_train.first' and trained == []
     found = entries.seeded_config(second, 3)
     assert (found.seed, found.start, found.stage, trained) == (3, 'run 3', '2', [('1', 3)])
