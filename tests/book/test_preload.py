@@ -104,6 +104,25 @@ def test_signals_reach_the_forked_process(client, interrupts):
             assert ended(told['pid'])
 
 
+EARLY = """
+import os, signal, sys
+from cis_nb.book import preload
+send = preload.socket.send_fds
+def send_and_signal(*arguments):
+    send(*arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+preload.socket.send_fds = send_and_signal
+sys.exit(preload.run_module('probe', '0', 'wait'))
+"""
+
+
+def test_a_signal_right_after_the_request_is_passed_on(client, tmp_path):
+    with preload_server(['decimal']) as address:
+        assert json.loads(client(0, address=address).communicate()[0])['loaded']
+        env = os.environ | address | dict(PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        assert subprocess.run([sys.executable, '-c', EARLY], cwd=tmp_path, env=env, timeout=60).returncode == 143
+
+
 @pytest.mark.parametrize('who', ['client', 'server'])
 def test_nothing_is_left_when_one_is_killed(client, who):
     with preload_server(['decimal']) as address:
