@@ -92,6 +92,7 @@ class ProductCombinerTraining(RetrievalValidation):
 
     name, betas = 'combiner_products', (0.9, 0.999)
     in_order = True  # `ProductStream` shuffles
+    selection_k = 10  # few of the first places are hits: R@1 is too coarse to choose by
 
     def __init__(
         self,

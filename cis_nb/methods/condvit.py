@@ -264,6 +264,7 @@ class CondViTTraining(RetrievalValidation):
 
     name, betas, decay_matrices_only = 'condvit', (0.9, 0.999), False
     in_order = True  # `ProductStream` shuffles
+    selection_k = 10  # few of the first places are hits: R@1 is too coarse to choose by
 
     def __init__(
         self,

@@ -109,6 +109,8 @@ def _recall_name(task: str, k: int) -> str:
 class RetrievalValidation(BaseObjective):
     "The part of an objective that ranks held-out queries: `tasks` (name -> Task) and `method()` are the objective's."
 
+    selection_k = 1
+
     @property
     def panels(self) -> dict:  # name of a task -> {label: name in `validate`}
         "A panel for each task."
@@ -117,7 +119,7 @@ class RetrievalValidation(BaseObjective):
     @property
     def metric(self) -> str:
         "What the best weights are chosen by."
-        return _recall_name(next(iter(self.tasks)), 1)
+        return _recall_name(next(iter(self.tasks)), self.selection_k)
 
     def rankings(self) -> dict:  # name -> (per_query, rows)
         "The method as it is now, evaluated on every task."
