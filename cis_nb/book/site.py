@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPER_TITLES', 'MAP_KINDS', 'ONLY', 'MAP_LABELS',
-           'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'inline', 'format_duration',
-           'format_date', 'render_template', 'page_cell', 'is_shown', 'cut_at_clause', 'page_table', 'page_output',
-           'count_warnings', 'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence',
+           'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'READING_PATHS', 'inline',
+           'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'cut_at_clause', 'page_table',
+           'page_output', 'count_warnings', 'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence',
            'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title', 'other_experiment', 'pages',
            'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
            'method_matrix', 'first_figure', 'front_page', 'results', 'build_html', 'site']
@@ -571,27 +571,30 @@ def _one_column_a_benchmark(columns: list) -> list:
     return list(widest.values())
 
 # %% ../../nbs/10_book/01_site.ipynb #3aae5c3e
-def _matrix_rows(columns: list) -> list:
-    "A row for each method of some columns."
+def _cell(column: dict, method: str, every: list) -> dict:  # number, or the page that has it
+    "What a column says of a method: its value, or another page of the same benchmark and backbone that compares it."
+    if method in column['values']:
+        return dict(number=float(column['values'][method]), page='')
+    same = [c for c in every if (c['title'], c['backbone']) == (column['title'], column['backbone'])]
+    return dict(number=None, page=next((c['page'] for c in same if method in c['values']), ''))
+
+
+def _matrix_rows(columns: list, every: list) -> list:
+    "A row for each method of some columns; `every`: the columns of all pages."
     methods = dict.fromkeys(m for c in columns for m in c['values'].index)
-    return [
-        dict(
-            title=api.method_style(m).title,
-            values=[float(c['values'][m]) if m in c['values'] else None for c in columns],
-        )
-        for m in methods
-    ]
+    return [dict(title=api.method_style(m).title, cells=[_cell(c, m, every) for c in columns]) for m in methods]
 
 
 def method_matrix(table: pd.DataFrame) -> str:
     "Methods against benchmarks as HTML, a table a backbone, from the results of the evaluations; nothing without them."
     if 'method' not in table:
         return ''
-    columns = _one_column_a_benchmark(_matrix_columns(table[table.experiment.str.startswith('06_')]))
+    every = _matrix_columns(table[table.experiment.str.startswith('06_')])
+    columns = _one_column_a_benchmark(every)
     by_backbone = {}
     for c in (c for c in columns if len(c['values'])):
         by_backbone.setdefault(c['backbone'], []).append(c)
-    tables = {backbone: dict(columns=some, rows=_matrix_rows(some)) for backbone, some in by_backbone.items()}
+    tables = {backbone: dict(columns=some, rows=_matrix_rows(some, every)) for backbone, some in by_backbone.items()}
     return render_template('matrix', tables=tables) if tables else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #001ac4d2
@@ -608,6 +611,7 @@ FIGURES_FROM = (  # the front page's first choices
     '06_evaluation/genecis',
     '06_evaluation/pseudo_words_circo_cirr',
     '06_evaluation/lrvsf',
+    '06_evaluation/compodiff',
     '07_ablations/noise',
     '08_scaling/triplets',
 )
@@ -619,8 +623,8 @@ def _figure_order(e) -> tuple:
     return first, e.name
 
 
-def _figures(found: dict, states: dict, folder: Path, most: int = 4) -> str:
-    "Write the main figures of up to `most` chapters to `folder` and return the HTML that shows them."
+def _findings(found: dict, states: dict, folder: Path, most: int = 6) -> str:
+    "The findings of up to `most` chapters as HTML, each with its main figure, which is written to `folder`."
     shown = []
     for e in sorted(found.values(), key=_figure_order):
         wanted = e.name.startswith(('06_', '07_', '08_')) and states[e.name][0] == 'done' and len(shown) < most
@@ -628,8 +632,9 @@ def _figures(found: dict, states: dict, folder: Path, most: int = 4) -> str:
             file = e.name.replace('/', '--') + '.png'
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(png)
-            shown.append(dict(page=e.name, title=_title(e.name, found), file=f'{folder.name}/{file}'))
-    return render_template('images', images=shown) if shown else ''
+            about = dict(title=_title(e.name, found), headline=json_or_empty(e.receipt).get('headline', ''))
+            shown.append(dict(about, page=e.name, file=f'{folder.name}/{file}'))
+    return render_template('findings', findings=shown) if shown else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #ac2eaab7
 def _toctree(names: list, found: dict) -> str:
@@ -649,29 +654,60 @@ Conditional image similarity: a query is a reference image and a condition in wo
 This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that run without a download.
 Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
 
+READING_PATHS = {
+    'The numbers': {
+        'GeneCIS': '06_evaluation/genecis',
+        'CIRR and CIRCO': '06_evaluation/pseudo_words_circo_cirr',
+        'LRVS-Fashion': '06_evaluation/lrvsf',
+        'CompoDiff': '06_evaluation/compodiff',
+        'claims of the papers': '09_claims/claims',
+    },
+    'A method': {
+        'Combiner': '04b_methods/03_combiner',
+        'LinCIR': '04b_methods/05_lincir',
+        'CondViT': '04b_methods/08_condvit',
+        'CompoDiff': '04b_methods/12_compodiff',
+    },
+    'Your own method': {
+        'from an objective to a row in the tables': '06_evaluation/your_own_method',
+        'what a method must provide': '00_api',
+        'how rankings are made': '02a_retrieval/02_protocol',
+    },
+}
+
+
+def _reading_paths(names: list) -> str:
+    "Where to start, for three kinds of readers, as a list; pages that this book has not are left out."
+    lines = []
+    for path, chapters in READING_PATHS.items():
+        links = [f'[{title}]({name})' for title, name in chapters.items() if name in names]
+        lines += [f'- **{path}**: {", ".join(links)}'] * bool(links)
+    return '\n'.join(lines)
+
 # %% ../../nbs/10_book/01_site.ipynb #d717d575
 def front_page(profile: str, found: dict, states: dict, names: list, src: Path, wall: float = 0) -> str:  # Markdown
     "The first page of the book; its figures are written below `src`/extra."
     words = {n: state for n, (state, _) in states.items()}
     receipts = [json_or_empty(e.receipt) for e in found.values() if e.receipt.exists()]
     counts = map_counts(words, profile)
-    matrix, figures = method_matrix(results(found, states)), _figures(found, states, src / 'extra' / 'figures')
-    note = 'Percent, mean over seeds, from the page that compares most methods. Compare within a column: worlds differ.'
+    matrix, findings = method_matrix(results(found, states)), _findings(found, states, src / 'extra' / 'figures')
+    note = 'Percent, mean over seeds. Compare within a column; “page” links to a comparison with other queries.'
     claims_page = _claims_receipt(found)[0]
     claims = f'Each claim with its test and effect: [claims]({claims_page}). Bars are scaled to the largest number.'
     sections = [
         FRONT_TEXT,
         f'This is the profile **{profile}**. [What the book is and how to read it](about).',
-        _cards(found, states, receipts, counts, wall),
+        _reading_paths(names),
+        *(['## Findings', findings] if findings else []),
         *(['## Methods and benchmarks', matrix, note] if matrix else []),
         *(['## Claims of the papers', _verdicts(found), claims] if claims_page else []),
-        *(['## Figures', figures] if figures else []),
         '## Chapters',
         chapter_table(names, found, states, profile),
         '## Tables and figures by paper',
         _papers(counts),
         'All tables and figures: [the map](map).',
         '## This run',
+        _cards(found, states, receipts, counts, wall),
         _facts(profile, receipts),
         _toctree(names, found),
     ]
