@@ -458,6 +458,8 @@ class BenchmarkPlugin:
     tasks: tuple = ()  # of MainMetric: the tasks that a page can ask for by name in `sets`
     parameters: dict = {}  # option of `load` -> the parameter of such a page that gives it
     pairs_from: str = ''  # module:function that gives `product_pairs`, where another module has it
+    tuning: dict = {}  # `size` and options of `load` for the world on which settings are chosen; empty: none
+    tuning_split: str = ''  # of real data, the same
 
     def load(self, data: str = 'world', size: int = 0, seed: int = 0, **options):
         """The benchmark (`cis_nb.retrieval.protocol.Benchmark`) from `data`: world, a folder, or a name below CIS_DATA.
@@ -465,6 +467,15 @@ class BenchmarkPlugin:
         `size` (0: the usual) and `seed` are of the world's version; `options` go to the benchmark's constructor.
         TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
+
+    def validation(self, data: str = 'world', world_seed: int = 0):
+        """The queries on which a setting is chosen where `data` is evaluated: those of another world than `world_seed`,
+        or those of the split `tuning_split` of real data. Unsolved if there are none."""
+        if data == 'world' and self.tuning:
+            return self.load('world', seed=0 if world_seed else 1, **self.tuning)
+        if data != 'world' and self.tuning_split:
+            return self.load(data, split=self.tuning_split)
+        raise Unsolved(f'{self.name}: {data} has no other queries on which a setting could be chosen')
 
     def product_pairs(self, data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0):
         """`n` products (`cis_nb.data.products.ProductPairs`) of the split train or val, for a training; all of them if
@@ -501,6 +512,8 @@ REGISTRY = {
         'image_text': 'cis_nb.methods.baselines:IMAGE_TEXT',
         'image_text_normalised': 'cis_nb.methods.baselines:IMAGE_TEXT_NORMALISED',
         'random_scores': 'cis_nb.methods.baselines:RANDOM_SCORES',
+        'image_text_tuned': 'cis_nb.methods.late_fusion:TUNED_SUM',
+        'score_product': 'cis_nb.methods.late_fusion:SCORE_PRODUCT',
         'task_specific': 'cis_nb.methods.task_specific:TaskSpecificPlugin',
         'contrastive': 'cis_nb.methods.contrastive:ContrastivePlugin',
         'combiner': 'cis_nb.methods.combiner:CombinerPlugin',
