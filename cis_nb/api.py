@@ -468,15 +468,6 @@ class BenchmarkPlugin:
         TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin loads no benchmark')
 
-    def validation(self, data: str = 'world', world_seed: int = 0):
-        """The queries on which a setting is chosen where `data` is evaluated: those of another world than `world_seed`,
-        or those of the split `tuning_split` of real data. Unsolved if there are none."""
-        if data == 'world' and self.tuning:
-            return self.load('world', seed=0 if world_seed else 1, **self.tuning)
-        if data != 'world' and self.tuning_split:
-            return self.load(data, split=self.tuning_split)
-        raise Unsolved(f'{self.name}: {data} has no other queries on which a setting could be chosen')
-
     def product_pairs(self, data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0):
         """`n` products (`cis_nb.data.products.ProductPairs`) of the split train or val, for a training; all of them if
         there are fewer. `data` and `seed` are those of `load`, `size` is the side of the squares that are read, in
