@@ -458,6 +458,8 @@ class BenchmarkPlugin:
     tasks: tuple = ()  # of MainMetric: the tasks that a page can ask for by name in `sets`
     parameters: dict = {}  # option of `load` -> the parameter of such a page that gives it
     pairs_from: str = ''  # module:function that gives `product_pairs`, where another module has it
+    tuning: dict = {}  # `size` and options of `load` for the world on which settings are chosen; empty: none
+    tuning_split: str = ''  # of real data, the same
 
     def load(self, data: str = 'world', size: int = 0, seed: int = 0, **options):
         """The benchmark (`cis_nb.retrieval.protocol.Benchmark`) from `data`: world, a folder, or a name below CIS_DATA.
@@ -501,6 +503,8 @@ REGISTRY = {
         'image_text': 'cis_nb.methods.baselines:IMAGE_TEXT',
         'image_text_normalised': 'cis_nb.methods.baselines:IMAGE_TEXT_NORMALISED',
         'random_scores': 'cis_nb.methods.baselines:RANDOM_SCORES',
+        'image_text_tuned': 'cis_nb.methods.late_fusion:TUNED_SUM',
+        'score_product': 'cis_nb.methods.late_fusion:SCORE_PRODUCT',
         'task_specific': 'cis_nb.methods.task_specific:TaskSpecificPlugin',
         'contrastive': 'cis_nb.methods.contrastive:ContrastivePlugin',
         'combiner': 'cis_nb.methods.combiner:CombinerPlugin',

@@ -224,6 +224,7 @@ class CircoPlugin(BenchmarkPlugin):
     tasks = (MainMetric('CIRCO mAP@10', 'circo', 'map', 10, 'CIRCO'),)
     main = {'circo': tasks[0]}
     parameters = dict(size='circo', split='circo_split')
+    tuning, tuning_split = dict(size=300), 'val'
 
     def load(self, data='world', size=0, seed=0, **options) -> Benchmark:
         return circo_benchmark(dataset_root(self.name, data, size, seed), **options)

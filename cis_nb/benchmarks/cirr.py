@@ -331,6 +331,7 @@ class CirrPlugin(BenchmarkPlugin):
     )
     main = {'cirr': tasks[0]}
     parameters = dict(size='cirr', split='split')
+    tuning, tuning_split = dict(size=600), 'train'
 
     def load(self, data='world', size=0, seed=0, **options) -> CirrBenchmark:
         return cirr_benchmark(dataset_root(self.name, data, size, seed), **options)

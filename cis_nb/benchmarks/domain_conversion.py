@@ -351,6 +351,7 @@ class DomainConversionPlugin(BenchmarkPlugin):
 
     name, title = 'domain_conversion', 'Domain conversion'
     main = {'domains/lists': MainMetric('Domain conversion R@10', 'mean', 'recall', 10)}
+    tuning = dict(size=2)
 
     def load(self, data='world', size=0, seed=0, real='', **options) -> Benchmark:
         "`real`: the domain of the reference images; found by its name if not given."

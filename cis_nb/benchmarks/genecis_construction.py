@@ -632,6 +632,7 @@ class GeneCISPlugin(BenchmarkPlugin):
 
     name, title = 'genecis', 'GeneCIS'
     main = {'genecis': MainMetric('GeneCIS R@1', 'mean', 'recall', 1)}
+    tuning = dict(size=300, n=200, rules=Rules(min_categories=6, min_shared=4))
 
     def load(self, data='world', size=0, seed=0, n=500, rules=None, **options) -> GeneCISBenchmark:
         "Released templates, or `n` per task built by `rules`."

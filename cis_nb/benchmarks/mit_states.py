@@ -201,6 +201,7 @@ class MITStatesPlugin(BenchmarkPlugin):
     tasks = (MainMetric('MIT-States R@1', 'states', 'recall', 1, 'MIT-States'),)
     main = {'mitstates': tasks[0]}
     parameters = dict(size='mitstates', text='text', limit='state_queries', draw='seed')
+    tuning = dict(size=2)
 
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:
         "`seed` is the world's; `draw` chooses the queries where `per_image` or `limit` is given."

@@ -346,6 +346,7 @@ class ObjectCompositionPlugin(BenchmarkPlugin):
 
     name, title = 'object_composition', 'Object composition'
     main = {'composition': MainMetric('Object composition R@10', 'composition', 'recall', 10)}
+    tuning = dict(size=150)
 
     def load(self, data='world', size=0, seed=0, draw=0, **options) -> Benchmark:
         "`seed` is the world's; `draw` chooses the objects."

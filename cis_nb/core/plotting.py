@@ -187,29 +187,30 @@ def draw_intervals(
     ax.errorbar(*((values, at) if horizontal else (at, values)), **error, **style)
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #13bc69ce
-def _forest_row(ax, y: float, difference, low, high, unit: str):
+def _forest_row(ax, y: float, difference, low, high, unit: str, sure: bool = True):
     "One line of a forest plot: interval, mark and numbers."
-    c = color('blue') if low > 0 else color('red') if high < 0 else color('grey')
+    sure = sure and not low <= 0 <= high
+    c = color('grey' if not sure else 'blue' if low > 0 else 'red')
     ax.plot([low, high], [y, y], color=c, lw=2.2, solid_capstyle='butt')
-    ax.plot(difference, y, 'o', ms=7, mec=c, mew=1.8, mfc='white' if low <= 0 <= high else c)
+    ax.plot(difference, y, 'o', ms=7, mec=c, mew=1.8, mfc=c if sure else 'white')
     numbers = f'{difference:+.1f}{unit}  [{low:+.1f}, {high:+.1f}]'.replace('-', '−')
     ax.text(1.01, y, numbers, transform=ax.get_yaxis_transform(), va='center', fontsize=9)
 
 
 def forest(
-    rows: list,  # (label, difference, low, high)
+    rows: list,  # (label, difference, low, high), and where comparisons are corrected, whether it survives
     xlabel='difference',
     title='',
     unit='',
 ) -> Page:
-    "Differences with their intervals, one line each; hollow where the interval holds zero."
+    "Differences with their intervals, one line each; hollow where a difference is in doubt."
     labels = [textwrap.fill(r[0], 46) for r in rows]
     heights = [0.55 + 0.45 * (label.count('\n') + 1) for label in labels]  # a long label takes several lines
     middles = [sum(heights[:i]) + h / 2 for i, h in enumerate(heights)]
     fig, ax = page(0.75 + 0.32 * sum(heights))
     ax.axvline(0, color='#888888', lw=1)
-    for y, (_, difference, low, high) in zip(middles, rows):
-        _forest_row(ax, y, difference, low, high, unit)
+    for y, (_, difference, low, high, *sure) in zip(middles, rows):
+        _forest_row(ax, y, difference, low, high, unit, *sure)
     ax.set_yticks(middles, labels)
     ax.set_ylim(sum(heights), 0)
     ax.set_xlabel(xlabel)

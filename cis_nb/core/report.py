@@ -135,7 +135,12 @@ def _receipt_html(r: dict) -> HTML:
     )
 
 # %% ../../nbs/00a_core/04_report.ipynb #b8a8fe02
-def _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence) -> dict:
+def _labels(label) -> list:
+    "What a comparison is about, as a list of texts."
+    return [str(part) for part in label] if isinstance(label, tuple) else [str(label)]
+
+
+def _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence, comparisons) -> dict:
     "All that should be known about a finished experiment."
     return dict(
         experiment=os.environ.get('CIS_EXPERIMENT', ''),
@@ -150,6 +155,7 @@ def _receipt(params, headline, results, runs, counts, protocol, seed, backbone, 
         protocol=list(dict.fromkeys(getattr(p, 'id', str(p)) for p in _many(protocol))),
         rows=0 if results is None else len(results),
         evidence=evidence or {},
+        comparisons=[dict(c, about=_labels(label)) for label, c in (comparisons or {}).items()],
         created=_now(),
         versions=versions(),
         machine=machine(),
@@ -171,9 +177,10 @@ def finish(
     seed=None,  # one or several
     backbone=None,  # one or several: weights, activation, preprocessing and precision go into the receipt
     evidence: dict = None,  # claim -> comparisons (what, diff, low, high) that must be positive, some with a role
+    comparisons: dict = None,  # labels -> comparison (diff, low, high, p, key) that the page shows
 ) -> HTML:
     "End an experiment: write its receipt where the book asks for it ($CIS_REPORT), and show it."
-    receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence)
+    receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence, comparisons)
     if folder := os.environ.get('CIS_REPORT'):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

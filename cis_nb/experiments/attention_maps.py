@@ -22,8 +22,7 @@ from PIL import Image
 from ..backbones.conditional_vit import CondViT, block_inputs, conditional_attention
 from ..core.plotting import page
 from ..data.products import resized_white_square
-from .combiner_ablations import format_interval
-from .comparison import verdict
+from .comparison import verdict, format_interval
 from ..methods.condvit import CondViTMethod
 from ..retrieval.statistics import bootstrap_ci
 from ..world.lrvsf import LRVSF_SIDE, is_drawn, parse_address, shown_outfit, visible_boxes_of

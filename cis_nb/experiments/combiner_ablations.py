@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'BY_CONSTRUCTION', 'OWN_COMPARISON', 'UNTESTED', 'TABLE5', 'RelationCorpus',
            'corpus', 'relations_for', 'sampled_triplets', 'OnCorpus', 'train_variant', 'variant_rankings',
-           'sum_rankings', 'slope', 'by_seed', 'claim_evidence', 'format_interval', 'untested', 'needed_for', 'between',
-           'within', 'within_share', 'effects', 'paper_ablations']
+           'fusion_entries', 'fusion_rankings', 'slope', 'by_seed', 'claim_evidence', 'untested', 'needed_for',
+           'between', 'within', 'within_share', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
 from dataclasses import dataclass
@@ -17,19 +17,12 @@ import pandas as pd
 from ..core.store import fingerprint
 from ..data.image_folders import read_photos
 from ..data.datasets import captions_root, language_tools
-from cis_nb.experiments.comparison import (
-    contrast_seeds,
-    hits,
-    interval_envelope,
-    queries_needed,
-    read_printed,
-    task_mean,
-)
-from .entries import Entry, read_cached
+from .comparison import contrast, hits, queries_needed, read_printed, task_mean
+from .entries import Entry, read_cached, untrained_methods
 from .genecis import GenecisTasks
 from .matrix import rank_entries
 from ..data.image_sources import folder_images
-from ..methods.baselines import method
+from ..methods.late_fusion import BASELINES
 from cis_nb.methods.combiner import (
     RULE,
     CombinerConfig,
@@ -156,9 +149,15 @@ def variant_rankings(name: str, run, at: GenecisTasks, seed: int = 0, device: st
     return read_cached(rank_entries([entry], at.benchmarks))
 
 
-def sum_rankings(at: GenecisTasks, seed: int = 0) -> pd.DataFrame:
-    "The rankings of Image + Text, to compare with."
-    return read_cached(rank_entries([Entry(method('image_text', at.model))], at.benchmarks))
+def fusion_entries(at: GenecisTasks, more=()) -> list:  # of Entry
+    "The late fusions that a Combiner is compared with, set for the tasks of `at`, and `more` methods by name."
+    given = dict(data=at.data, world_seed=at.world_seed)
+    return [Entry(m) for m in untrained_methods([*more, *BASELINES], at.model, given=given)]
+
+
+def fusion_rankings(at: GenecisTasks, fusions: list) -> pd.DataFrame:
+    "The rankings of `fusion_entries` on the tasks of `at`, to compare with."
+    return read_cached(rank_entries(fusions, at.benchmarks))
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #997f9063
 def slope(
@@ -177,17 +176,11 @@ def by_seed(per_query, method: str) -> str:
     return f'{np.mean(values):.1f}' + (f' ({", ".join(f"{v:.1f}" for v in values)})' if len(values) > 1 else '')
 
 
-def claim_evidence(by_seeds: list, what: str, role: str = '') -> dict:
-    "Comparisons, one per seed, as a line of evidence for a claim; without a role it is claimed to be positive."
-    c = interval_envelope(by_seeds)
-    line = dict(what=what) | {k: c[k] for k in ('diff', 'low', 'high', 'n') if k in c}
+def claim_evidence(c: dict, what: str, role: str = '') -> dict:
+    "A comparison as a line of evidence for a claim; without a role it is claimed to be positive."
+    kept = ('diff', 'low', 'high', 'p', 'n', 'seeds', 'by_seed', 'query_sd', 'key')
+    line = dict(what=what) | {k: c[k] for k in kept if k in c}
     return line | dict(role=role) if role else line
-
-
-def format_interval(c: dict) -> str:
-    "A difference with its interval."
-    digits = 2 if min(abs(c['low']), abs(c['high'])) < 0.05 else 1  # on which side of zero?
-    return f'{c["diff"]:+.{digits}f} [{c["low"]:+.{digits}f}, {c["high"]:+.{digits}f}]'.replace('-', '−')
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #474ab0ac
 BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED = 'by construction', 'own', 'untested'  # roles of a line of evidence
@@ -198,30 +191,30 @@ def untested(what: str) -> dict:
     return dict(what=what, role=UNTESTED)
 
 
-def needed_for(found: list, limit: float) -> dict:  # `needed`, or nothing
-    "For a line of evidence: the number of queries that a limit needs, if those of `found` are too few."
-    needed = queries_needed(found, limit) if all('n' in c for c in found) else 0
+def needed_for(c: dict, limit: float) -> dict:  # `needed`, or nothing
+    "For a line of evidence: the number of queries that a limit needs, if those of a comparison are too few."
+    needed = queries_needed(c, limit) if 'query_sd' in c else 0
     return dict(needed=needed) if needed else {}
 
 
-def between(found: list, least: float, most: float, what: str) -> list:  # of evidence
+def between(c: dict, least: float, most: float, what: str) -> list:  # of evidence
     """That a value lies between two bounds, as two comparisons that must be positive. Both lines have the value itself,
     `measured`, and the bounds in words, `asked`, for readers."""
-    c = interval_envelope(found)
     diff, low, high = c['diff'], c['low'], c['high']
     about = dict(
         measured=dict(what=what, diff=diff, low=low, high=high), asked=f'{least:g} to {most:g}'.replace('-', '−')
     )
-    about |= needed_for(found, (most - least) / 2)
+    about |= needed_for(c, (most - least) / 2)
+    about |= {k: c[k] for k in ('n', 'seeds', 'key') if k in c}
     sign = '−' if least >= 0 else '+'
     above = dict(what=f'{what} {sign} {abs(least):g}', diff=diff - least, low=low - least, high=high - least)
     below = dict(what=f'{most:g} − ({what})', diff=most - diff, low=most - high, high=most - low)
     return [above | about, below | about]
 
 
-def within(found: list, limit: float, what: str) -> list:  # of evidence
+def within(c: dict, limit: float, what: str) -> list:  # of evidence
     "That a difference is smaller than `limit` points in both directions, as two comparisons that must be positive."
-    return between(found, -limit, limit, what)
+    return between(c, -limit, limit, what)
 
 
 def within_share(per_query, a: str, b: str, share: float, titles: dict, seed: int = 0) -> list:  # of evidence
@@ -231,7 +224,7 @@ def within_share(per_query, a: str, b: str, share: float, titles: dict, seed: in
     mine = per_query[per_query.method.isin([a, b])]
     limit, lines = share * hits(mine)[[a, b]].mean().max(), []
     for x, y in ((a, b), (b, a)):
-        found = contrast_seeds(mine, {x: 1, y: share - 1}, seed=seed)
+        found = contrast(mine, {x: 1, y: share - 1}, seed=seed)
         line = claim_evidence(found, f'R@1 {titles[x]} − {1 - share:g} × R@1 {titles[y]}')
         lines.append(line | needed_for(found, limit))
     return lines

@@ -4,14 +4,12 @@
 
 # %% auto #0
 __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'benchmarks_of', 'set_root', 'load_set', 'load_sets', 'run_composed',
-           'chance_recalls', 'composed_overview', 'composed_table', 'rivals_of_sum', 'sum_comparisons', 'sum_forest',
-           'sum_line', 'composed_finding', 'kinds_of', 'by_kind', 'against_chance', 'sorted_edits', 'edit_table',
-           'trainings_and_sum', 'edit_bars', 'chance_line', 'submission', 'submission_files', 'example_entry',
-           'entry_strips']
+           'chance_recalls', 'composed_overview', 'composed_table', 'composed_leads', 'judged', 'composed_finding',
+           'kinds_of', 'by_kind', 'against_chance', 'sorted_edits', 'edit_table', 'trainings_and_sum', 'edit_bars',
+           'chance_line', 'submission', 'submission_files', 'example_entry', 'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +18,20 @@ import pandas as pd
 
 from .. import api
 from ..core.parameters import one_of
-from ..core.plotting import draw_intervals, forest, page
+from ..core.plotting import draw_intervals, page
 from ..core.store import fingerprint, stored
 from ..data.roots import dataset_root
-from .comparison import compare_seeds, format_uncertainty, gain, hits, over_seeds, seeds, verdict
-from .entries import Entry, known_as
+from cis_nb.experiments.comparison import (
+    format_uncertainty,
+    hits,
+    lead_in_words,
+    rival_leads,
+    recall_over_seeds,
+    over_seeds,
+    seeds,
+)
+from .entries import Entry, judged_pairs, known_as
+from ..methods.late_fusion import strongest_baseline
 from .examples import best_median_worst, ranking_strip
 from .matrix import MatrixRun, rank_all
 from ..retrieval.protocol import Benchmark, NoQueries, chance_recall
@@ -113,46 +120,28 @@ def composed_table(results: pd.DataFrame, titles: dict, guess: dict, columns: di
     return pd.DataFrame([*rows, ['Chance', *by_guess]], columns=['%', *columns])
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #3dcd142e
-def rivals_of_sum(run: MatrixRun) -> list:  # of methods
-    "The trained methods; none where Image + Text was not evaluated."
-    return [m for m in run.titles if seeds(run.per_query, m)] if 'image_text' in run.titles else []
+def composed_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, task) -> comparison
+    "R@1 of each trained method minus that of each rival, on every task, corrected together."
+    parts = {t: run.per_query[run.per_query.task == t] for t in run.sets}
+    return rival_leads(parts, judged_pairs(run.entries), seed=seed)
 
 
-def sum_comparisons(run: MatrixRun, seed: int = 0) -> dict:  # (method, task) -> comparisons, one a seed
-    "R@1 of each trained method minus that of Image + Text."
-    pairs = [(m, t) for m in rivals_of_sum(run) for t in run.sets]
-    return {(m, t): compare_seeds(run.per_query, m, 'image_text', tasks=[t], seed=seed) for m, t in pairs}
-
-
-def sum_forest(comparisons: dict, titles: dict):
-    "One line a method, task and seed; None without comparisons."
-    lines = [
-        (f'{titles[m]}, {api.task_title(t)}, seed {c["training_seed"]}', c['diff'], c['low'], c['high'])
-        for (m, t), found in comparisons.items()
-        for c in found
-    ]
-    return forest(lines, 'difference in R@1, points', 'Trained − Image + Text') if lines else None
-
-
-def sum_line(title: str, task: str, comparisons: list) -> str:
-    "Mean difference to Image + Text, and the number of seeds whose interval excludes zero."
-    count = Counter(map(verdict, comparisons))
-    mean = f'{np.mean([c["diff"] for c in comparisons]):+.1f}'.replace('-', '−')
-    return (
-        f'- {api.task_title(task)}: {title} {mean} points on average; better in {count["better"]}, worse in'
-        f' {count["worse"]} of {len(comparisons)} seeds.'
-    )
+def judged(run: MatrixRun, found: dict, task: str) -> list:  # of comparisons
+    "The comparisons on a task with the baseline that validation queries name."
+    strongest = strongest_baseline([e.method for e in run.entries], [task])
+    return [c for (_, rival, t), c in found.items() if (rival, t) == (strongest, task)]
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #62bf55e5
-def composed_finding(run: MatrixRun, seed: int = 0) -> str:
-    "R@1 of Image + Text on CIRR and MIT-States, and what each training adds to it."
+def composed_finding(run: MatrixRun, found: dict) -> str:
+    "R@1 of each training on CIRR and MIT-States, and its difference to the strongest baseline (`composed_leads`)."
     parts = []
     for task in (t for t in ('full', 'states') if t in run.sets):
-        mine, rows = run.per_query[run.per_query.task == task], run.results[run.results.task == task]
+        rows = run.results[run.results.task == task]
         value = rows[(rows.method == 'image_text') & (rows.k == 1)].value
-        words = [f'{api.method_style("image_text").title} {value.iloc[0]:.1f}' if len(value) else 'no sum']
-        words += [gain(mine, rows, m, run.titles[m], seed=seed) for m in rivals_of_sum(run)]
-        parts.append(f'{api.task_title(task)} R@1: ' + '; '.join(words))
+        words = [f'{api.method_style("image_text").title} {value.iloc[0]:.1f}'] if len(value) else []
+        for c in judged(run, found, task):
+            words.append(f'{run.titles[c["a"]]} {recall_over_seeds(rows, c["a"])}, {lead_in_words(c)}')
+        parts.append(f'{api.task_title(task)} R@1: ' + '; '.join(words or ['no sum']))
     return '. '.join(parts) or 'nothing to evaluate'
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #d4033775

@@ -18,7 +18,7 @@ import seaborn as sns
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, forest, page
 from .combiner_ablations import claim_evidence, untested, within_share
-from .comparison import format_uncertainty, interval_envelope, over_seeds
+from .comparison import corrected, forest_rows, format_difference, format_uncertainty, over_seeds
 from .entries import Entry
 from cis_nb.experiments.referred_search import (
     ReferredRun,
@@ -31,7 +31,7 @@ from cis_nb.experiments.referred_search import (
     run_referred,
     table_sizes,
 )
-from .sweeps import SweepParameters, base_of, format_differences, train_variants
+from .sweeps import SweepParameters, base_of, train_variants
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #338803db
 class Variant(NamedTuple):
@@ -116,13 +116,14 @@ def score_cells(results: pd.DataFrame, distractors: int) -> pd.DataFrame:  # by 
     return pd.DataFrame(cells)
 
 
-def opposite(found: list) -> list:
-    "The same comparisons with the two sides exchanged."
-    return [dict(c, diff=-c['diff'], low=-c['high'], high=-c['low']) for c in found]
+def opposite(c: dict) -> dict:
+    "The same comparison with the two sides exchanged."
+    turned = dict(diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], by_seed=[0 - d for d in c['by_seed']])
+    return dict(c, **turned, key=f'-{c["key"]}')
 
 
 def against(run: ReferredRun, base: str, distractors: int, seed: int = 0) -> dict:  # variant -> comparisons
-    "R@1 of every other row minus that of `base`, one comparison for each training seed of `base`."
+    "R@1 of every other row minus that of `base`, corrected together."
     found = leads(run, base, [m for m in run.titles if m != base], distractors, seed=seed)
     return {m: opposite(c) for m, c in found.items()}
 
@@ -139,7 +140,7 @@ def variant_scores(run: ReferredRun, results: pd.DataFrame, base: str, distracto
     cells, found = score_cells(results, distractors), against(run, base, distractors, seed)
     rows = []
     for m, title in run.titles.items():
-        said = format_differences(found[m]) if m in found else ''
+        said = format_difference(found[m]) if m in found else ''
         rows.append({'variant': title, **cells.loc[m], f'R@1 − {run.titles[base]}': said})
     chance = dict(zip(cells.columns, chance_scores(run, distractors)))
     return pd.DataFrame([*rows, {'variant': 'Chance', **chance}]).fillna('')
@@ -194,24 +195,22 @@ def gallery_figure(run: ReferredRun, results: pd.DataFrame):
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #55fbaedd
 def ablation_forest(run: ReferredRun, base: str, distractors: int, seed: int = 0):
-    "Differences in R@1 to `base`, with intervals that span those of all seeds."
-    rows = [
-        (run.titles[m], c['diff'], c['low'], c['high'])
-        for m, c in ((m, interval_envelope(f)) for m, f in against(run, base, distractors, seed).items())
-    ]
-    return forest(rows, f'difference in R@1 among {distractors:,} distractors, points', f'Variant − {run.titles[base]}')
+    "Differences in R@1 to `base` with their intervals."
+    found = {run.titles[m]: c for m, c in against(run, base, distractors, seed).items()}
+    xlabel = f'difference in R@1 among {distractors:,} distractors, points'
+    return forest(forest_rows(found), xlabel, f'Variant − {run.titles[base]}')
 
 
-def token_differences(run: ReferredRun, seed: int = 0) -> dict:  # number of distractors -> comparisons
-    "R@1 with the empty token minus without, in each gallery, one comparison for each training seed."
-    return {n: leads(run, EMPTY_TOKEN, [WITHOUT_TOKEN], n, seed=seed)[WITHOUT_TOKEN] for n in run.steps}
+def token_differences(run: ReferredRun, seed: int = 0) -> dict:  # number of distractors -> comparison
+    "R@1 with the empty token minus without, in each gallery, corrected together."
+    return corrected({n: leads(run, EMPTY_TOKEN, [WITHOUT_TOKEN], n, seed=seed)[WITHOUT_TOKEN] for n in run.steps})
 
 
 def token_forest(run: ReferredRun, seed: int = 0):
-    "Those differences, with intervals that span those of all seeds."
-    found = {n: interval_envelope(c) for n, c in token_differences(run, seed).items()}
-    rows = [(f'{n:,} distractors', c['diff'], c['low'], c['high']) for n, c in found.items()]
-    return forest(rows, 'difference in R@1, points', f'{run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}')
+    "Those differences with their intervals."
+    found = {f'{n:,} distractors': c for n, c in token_differences(run, seed).items()}
+    title = f'{run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}'
+    return forest(forest_rows(found), 'difference in R@1, points', title)
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #351e13fd
 def early_and_late(run: ReferredRun) -> tuple:  # names of variants, block 1 left out
@@ -264,7 +263,7 @@ def depth_finding(run: ReferredRun, results: pd.DataFrame, distractors: int, see
     "Differences in R@1 of every other block and of the control to block 1, and Cat@1 of every block."
     found, titles = against(run, block_name(1), distractors, seed), run.titles
     blocks = sorted((m for m in titles if block_of(m)), key=block_of)
-    said = [f'{titles[m]} {format_differences(found[m])}' for m in (*blocks, UNCONDITIONAL) if m in found]
+    said = [f'{titles[m]} {format_difference(found[m])}' for m in (*blocks, UNCONDITIONAL) if m in found]
     accuracy = score_cells(results, distractors)['Cat@1']
     cat = ', '.join(f'{titles[m]} {accuracy[m]}' for m in blocks)
     return f'R@1 among {distractors:,} distractors, minus {titles[blocks[0]]}: {"; ".join(said)}. Cat@1: {cat}'
@@ -273,7 +272,7 @@ def depth_finding(run: ReferredRun, results: pd.DataFrame, distractors: int, see
 def token_finding(run: ReferredRun, seed: int = 0) -> str:
     "The difference in R@1 of an empty token in the smallest and in the largest gallery."
     found = token_differences(run, seed)
-    ends = [f'{n:,} distractors {format_differences(found[n])}' for n in dict.fromkeys([run.steps[0], run.steps[-1]])]
+    ends = [f'{n:,} distractors {format_difference(found[n])}' for n in dict.fromkeys([run.steps[0], run.steps[-1]])]
     return f'R@1, {run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}: {"; ".join(ends)}'
 
 

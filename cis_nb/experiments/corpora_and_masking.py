@@ -19,16 +19,9 @@ import torch
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
 from ..core.plotting import draw_intervals, page
 from ..data.datasets import language_tools
-from .comparison import read_printed
+from .comparison import corrected, format_difference, read_printed
 from .matrix import MatrixRun
-from cis_nb.experiments.sweeps import (
-    claim_evidence_of,
-    difference,
-    format_differences,
-    score_title,
-    self_retrieval,
-    trained_only,
-)
+from .sweeps import claim_evidence_of, difference, score_title, self_retrieval, trained_only
 from ..methods.lincir import corpus_of
 from ..mining.corpora import Corpus
 from ..train import settings
@@ -133,8 +126,10 @@ def corpus_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int
     "The lead of the first corpus over each other single corpus, on each task."
     first, *rest = titles
     pairs = [(c, t) for c in rest for t in tasks if ' + ' not in c]
-    found = {(c, t): format_differences(difference(per_query, first, c, t, seed)) for c, t in pairs}
-    return '; '.join(f'{score_title(t)}: {titles[first]} against {titles[c]} {v}' for (c, t), v in found.items())
+    found = corrected({(c, t): difference(per_query, first, c, t, seed) for c, t in pairs})
+    return '; '.join(
+        f'{score_title(t)}: {titles[first]} against {titles[c]} {format_difference(v)}' for (c, t), v in found.items()
+    )
 
 
 def corpus_evidence(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> dict:
@@ -238,11 +233,9 @@ MASKING_ORDERS = dict(
 def masking_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> str:
     "The lead of masking all keywords over three other maskings, and the best masking of each task."
     others = [m for m in titles if m in ('rest', 'nouns', 'word')]
+    found = corrected({(t, m): difference(per_query, 'runs', m, t, seed) for t in tasks for m in others})
     leads = [
-        f'{score_title(t)}: all keywords against {titles[m]} '
-        + format_differences(difference(per_query, 'runs', m, t, seed))
-        for t in tasks
-        for m in others
+        f'{score_title(t)}: all keywords against {titles[m]} {format_difference(c)}' for (t, m), c in found.items()
     ]
     scores = per_query.groupby(['task', 'method']).score.mean()
     best = [f'{score_title(t)} {titles[max(titles, key=scores[t].get)]}' for t in tasks]

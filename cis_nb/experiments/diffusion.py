@@ -5,21 +5,20 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS', 'AWAY_WEIGHTS',
            'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'MASK_TITLES', 'STATES_LIMIT', 'TRADE', 'compodiff_entries',
-           'zero_shot_entries', 'with_guidance', 'tuning_benchmarks', 'text_shares', 'tuned_on', 'in_sentences',
-           'one_benchmark', 'evenly', 'all_benchmarks', 'run_benchmarks', 'diffusion_leads', 'seeds_words',
-           'mean_points', 'comparisons_in', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note',
-           'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
-           'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
-           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
-           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest',
-           'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image',
-           'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds',
-           'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values',
-           'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table',
-           'GuidanceRun', 'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query',
-           'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words',
-           'negative_words', 'mask_words', 'place_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
-           'composition_evidence', 'compodiff_evidence']
+           'zero_shot_entries', 'with_guidance', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark',
+           'evenly', 'all_benchmarks', 'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest',
+           'diffusion_trainings', 'share_note', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name',
+           'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric', 'recall_of_draws', 'composition_table',
+           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
+           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
+           'search_effect', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search',
+           'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows',
+           'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings',
+           'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure',
+           'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
+           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note',
+           'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words', 'place_words',
+           'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from .. import api
-from ..api import Queries
+from ..api import Queries, Unsolved
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from ..benchmarks.domain_conversion import DOMAIN_PROMPT, DOMAIN_PROMPT_TEXT
@@ -48,14 +47,15 @@ from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
 from .combiner_ablations import OWN_COMPARISON, claim_evidence, untested
 from cis_nb.experiments.comparison import (
-    UNTRAINED,
-    compare_seeds,
-    contrast_seeds,
-    interval_envelope,
+    compare,
+    contrast,
+    corrected,
+    forest_rows,
+    format_difference,
+    format_interval,
     of_seed,
     over_seeds,
     read_printed,
-    seeds,
     verdict,
 )
 from cis_nb.experiments.entries import (
@@ -81,35 +81,17 @@ from cis_nb.experiments.matrix import (
 from cis_nb.experiments.pseudo_words import (
     CompositionDraws,
     PromptedBenchmark,
-    TunedFusion,
     composition_draws,
     prompted,
-    weighted_sum,
     whole_references,
 )
-from .referred_search import SUM_WEIGHTS, TunedSum
-from .sweeps import format_differences
+from ..methods.late_fusion import BASELINES, TunedProduct, TunedSum, fusion_notes
 from ..methods.baselines import FeatureMethod, image_text
 from ..methods.compodiff import CompoDiffMethod, masked_pixels
 from ..mining.triplet_images import edit_mask
-from cis_nb.retrieval.protocol import (
-    Benchmark,
-    NoQueries,
-    Task,
-    first_images,
-    rank_task,
-    ranked_members,
-    result_rows,
-)
+from ..retrieval.protocol import Benchmark, NoQueries, Task, first_images, rank_task, ranked_members, result_rows
 from ..world.captions import with_article
-from cis_nb.world.composed import (
-    LOOK_ATTRIBUTES,
-    SPLIT_PREFIXES,
-    cell_of,
-    draw_families,
-    edits_between,
-    thing_in,
-)
+from ..world.composed import LOOK_ATTRIBUTES, SPLIT_PREFIXES, cell_of, draw_families, edits_between, thing_in
 from ..world.layouts import IMAGE_SIDE, coco_scene
 from ..world.scenes import render
 
@@ -148,24 +130,17 @@ def tuning_benchmarks(p: dict) -> list:  # of Benchmark
     return [api.get('benchmark', n).load(p['data'], split='train') for n in named if n in TRAIN_SPLITS]
 
 
-def text_shares(task: Task, metric, read: TextMemory) -> dict:  # share of the text -> score in percent
-    "The score of each weighted sum on a task, by the main metric of its benchmark."
-    scores, encoded = {}, {}
-    for w in SUM_WEIGHTS:
-        m = weighted_sum(w, read)
-        m.encoded = encoded  # image features are read once
-        scores[w] = float(query_scores(rank_task(m, task), metric).score.mean())
-    return scores
+def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
+    "The tuned sum and the score product, set on the tasks of some benchmarks."
+    tasks = {task.task: task for b in benchmarks for task in b.tasks.values()}
 
+    def validation(task):
+        if task.task not in tasks:
+            raise Unsolved(f'{task.name}/{task.task}: nothing was set for it; there are {", ".join(tasks)}')
+        return replace(tasks[task.task], protocol=replace(tasks[task.task].protocol, prompt=task.protocol.prompt))
 
-def tuned_on(backbone, benchmarks: list) -> TunedSum:
-    "Image + Text with the best share of the text on each task with references."
-    read, curves = TextMemory(backbone), {}
-    for b in benchmarks:
-        metric = api.main_metrics()[b.name]
-        tasks = [t for t in b.tasks.values() if t.queries.reference.notna().any()]
-        curves |= {t.task: text_shares(t, metric, read) for t in tasks}
-    return TunedSum(TunedFusion(curves, read))
+    given = dict(backbone=backbone, validation=validation, read=TextMemory(backbone))
+    return [TunedSum(name='image_text_tuned', **given), TunedProduct(name='score_product', **given)]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0000d
 SENTENCES = {
@@ -215,13 +190,13 @@ def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
 
 
 def run_benchmarks(p: dict) -> MatrixRun:
-    "Every method on every benchmark; where `tuned_on` names benchmarks, also the tuned sum."
+    "Every method on every benchmark; where `tuned_on` names benchmarks, also the late fusions."
     found, missing = all_benchmarks(p)
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     entries = compared_methods(p, model)
     if tuning := tuning_benchmarks(p):
         at = 1 + max((k for k, e in enumerate(entries) if not e.run), default=-1)
-        entries.insert(at, Entry(tuned_on(model, tuning)))
+        entries[at:at] = [Entry(m) for m in tuned_on(model, tuning)]
     pairs = [in_sentences(*pair) for pair in solvable_pairs(entries, found)]
     folders = rank_pairs(pairs)
     per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])
@@ -229,53 +204,34 @@ def run_benchmarks(p: dict) -> MatrixRun:
     return MatrixRun(found, missing, model, entries, folders, per_query, results, unsolved_tasks(entries, found))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00010
-def diffusion_leads(run: MatrixRun, method: str, rivals: list, seed: int = 0) -> pd.DataFrame:
-    "A method minus each rival on each benchmark, in points: benchmark, rival, training_seed, diff, low, high, n."
-    rows = []
+def diffusion_leads(
+    run: MatrixRun, method: str, rivals: list, seed: int = 0
+) -> dict:  # (benchmark, rival) -> comparison
+    "A method minus each rival in the main metric of each benchmark, corrected together."
+    found = {}
     for name, per_query in run.per_query.groupby('benchmark', sort=False):
         mine = query_scores(per_query, main_metric(name, run.results))
         mine = whole_references(mine) if name == 'composition' else mine
-        there = set(mine.method)
-        for rival in [r for r in rivals if {r, method} <= there]:
-            pair = mine[mine.method.isin([method, rival])]
-            found = compare_seeds(pair, method, rival, of='score', seed=seed)
-            rows += [dict(c, benchmark=name, rival=rival) for c in found]
-    return pd.DataFrame(rows, columns=['benchmark', 'rival', 'training_seed', 'diff', 'low', 'high', 'n'])
+        there = [r for r in rivals if {r, method} <= set(mine.method)]
+        found |= {(name, r): compare(mine, method, r, of='score', seed=seed) for r in there}
+    return corrected(found)
 
 
-def seeds_words(found: list, way: str = 'better') -> str:
-    "In how many seeds the interval of a difference is on one side of zero."
-    return f'{sum(verdict(c) == way for c in found)} of {len(found)} seeds'
-
-
-def mean_points(found: list) -> str:
-    "The mean of differences, in points."
-    return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−')
-
-
-def comparisons_in(found: pd.DataFrame, benchmark: str, rival: str) -> list:  # one for each seed
-    "The comparisons of a table of `diffusion_leads` with one rival on one benchmark."
-    return found[(found.benchmark == benchmark) & (found.rival == rival)].to_dict('records')
-
-
-def leads_table(found: pd.DataFrame, run: MatrixRun, rivals: list) -> pd.DataFrame:
-    "Benchmarks against rivals: mean difference, and what the seeds allow one to say."
-    rows = []
-    for b in found.benchmark.unique():
-        cells = [comparisons_in(found, b, r) for r in rivals]
-        rows.append([main_metric(b, run.results).title, *(format_differences(c) if c else '–' for c in cells)])
+def leads_table(found: dict, run: MatrixRun, rivals: list) -> pd.DataFrame:
+    "Benchmarks against rivals: difference, interval, verdict."
+    cells = {key: format_difference(c) for key, c in found.items()}
+    rows = [
+        [main_metric(b, run.results).title, *(cells.get((b, r), '–') for r in rivals)]
+        for b in dict.fromkeys(b for b, _ in found)
+    ]
     return pd.DataFrame(rows, columns=['main metric', *(f'− {run.titles[r]}' for r in rivals)])
 
 
-def leads_forest(found: pd.DataFrame, run: MatrixRun, method: str, rival: str) -> Page | None:
-    "A line for each benchmark, the interval over those of all seeds; None without comparisons."
-    lines = []
-    for b in dict.fromkeys(found.benchmark):
-        if mine := comparisons_in(found, b, rival):
-            c = interval_envelope(mine)
-            lines.append((main_metric(b, run.results).title, c['diff'], c['low'], c['high']))
+def leads_forest(found: dict, run: MatrixRun, method: str, rival: str) -> Page | None:
+    "A line for each benchmark; None without comparisons."
+    shown = {main_metric(b, run.results).title: c for (b, r), c in found.items() if r == rival}
     title = f'{run.titles.get(method, method)} − {run.titles.get(rival, rival)}'
-    return forest(lines, 'difference in the main metric, points', title) if lines else None
+    return forest(forest_rows(shown), 'difference in the main metric, points', title) if shown else None
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00014
 def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
@@ -293,12 +249,8 @@ def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
 
 
 def share_note(run: MatrixRun) -> str:
-    "The share of the text in the tuned sum, by task."
-    tuned = [e.method for e in run.entries if isinstance(e.method, TunedSum)]
-    if not tuned:
-        return 'No sum was tuned.'
-    chosen = ', '.join(f'{w:g} ({task.replace("_", " ")})' for task, w in tuned[0].fusion.weights.items())
-    return f'The tuned sum has this share of the text: {chosen}; the plain one has 0.5.'
+    "What the late fusions were set to, by task."
+    return '. '.join(fusion_notes(run.entries)) or 'No late fusion was set.'
 
 
 def sampler_note(run: MatrixRun) -> str:
@@ -625,13 +577,10 @@ def negative_search(entries: list, images: LabelledImages, q: pd.DataFrame, k: i
     return pd.concat(rows, ignore_index=True)
 
 
-def search_effect(found: pd.DataFrame, method: str, a: str, b: str, score: str, seed: int = 0) -> list:
-    "Search `a` minus search `b` of one method in a score: one comparison for each seed, the same queries."
+def search_effect(found: pd.DataFrame, method: str, a: str, b: str, score: str, seed: int = 0) -> dict:  # as `contrast`
+    "Search `a` minus search `b` of one method in a score, on the same queries."
     mine = found[(found.method == method) & found.search.isin([a, b])]
-    mine = mine.assign(method=mine.search)
-    if set(mine.seed) == {UNTRAINED}:
-        mine = mine.assign(seed=0)
-    return contrast_seeds(mine, {a: 1, b: -1}, of=score, seed=seed)
+    return contrast(mine.assign(method=mine.search), {a: 1, b: -1}, of=score, seed=seed)
 
 
 def searches_table(found: pd.DataFrame, names: dict, titles: dict, scores: dict, seed: int = 0) -> pd.DataFrame:
@@ -642,21 +591,20 @@ def searches_table(found: pd.DataFrame, names: dict, titles: dict, scores: dict,
             mine = found[(found.method == m) & (found.search == name)]
             row = {'method': titles[m], 'search': words}
             for s, heading in scores.items():
-                effect = '' if name == base else format_differences(search_effect(found, m, name, base, s, seed))
+                effect = '' if name == base else format_difference(search_effect(found, m, name, base, s, seed))
                 row |= {heading: f'{mine[s].mean():.1f}', f'Δ {heading}': effect}
             rows.append(row)
     return pd.DataFrame(rows)
 
 
 def effect_forest(found: pd.DataFrame, pairs: dict, score: str, titles: dict, title: str, seed: int = 0) -> Page:
-    "Differences of searches (words -> search, search) in a score, a line for each method, pair and seed."
-    lines = []
-    for m in dict.fromkeys(found.method):
-        for words, (a, b) in pairs.items():
-            for k, c in enumerate(search_effect(found, m, a, b, score, seed)):
-                trained = f', seed {seeds(found, m)[k]}' if seeds(found, m) else ''
-                lines.append((f'{titles[m]}{trained}, {words}', c['diff'], c['low'], c['high']))
-    return forest(lines, f'{score}, difference in points', title)
+    "Differences of searches (words -> search, search) in a score, a line for each method and pair."
+    effects = {
+        f'{titles[m]}, {words}': search_effect(found, m, a, b, score, seed)
+        for m in dict.fromkeys(found.method)
+        for words, (a, b) in pairs.items()
+    }
+    return forest(forest_rows(corrected(effects)), f'{score}, difference in points', title)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002d
 def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # table of Q, (Q,64,64) bool
@@ -969,7 +917,7 @@ def trade_figure(grid: pd.DataFrame, at: tuple) -> Page:
     return fig
 
 
-def trade_differences(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # (weight, score) -> comparisons
+def trade_differences(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # (weight, score) -> comparison
     "Largest minus smallest value of a weight in each score, the other weight as in `at`; the same queries."
     found = {}
     for weight in ('w_image', 'w_text'):
@@ -977,8 +925,8 @@ def trade_differences(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # 
         ends = mine[weight].min(), mine[weight].max()
         pair = mine[mine[weight].isin(ends)].assign(method=lambda t: np.where(t[weight] == ends[1], 'high', 'low'))
         for score in [s for s in TRADE if s in grid]:
-            found[weight, score] = contrast_seeds(pair, dict(high=1, low=-1), of=score, seed=seed)
-    return found
+            found[weight, score] = contrast(pair, dict(high=1, low=-1), of=score, seed=seed)
+    return corrected(found)
 
 
 def trade_note(found: dict) -> str:
@@ -988,8 +936,8 @@ def trade_note(found: dict) -> str:
     for weight, name, towards, away in (('w_image', 'w_I', kept, done), ('w_text', 'w_T', done, kept)):
         more, less = found[weight, towards], found[weight, away]
         lines.append(
-            f'- {name} from its smallest to its largest value: {TRADE[towards]} {mean_points(more)}, up in '
-            f'{seeds_words(more)}; {TRADE[away]} {mean_points(less)}, down in {seeds_words(less, "worse")}.'
+            f'- {name} from its smallest to its largest value: {TRADE[towards]} {format_difference(more)}; '
+            f'{TRADE[away]} {format_difference(less)}.'
         )
     return '\n'.join(lines)
 
@@ -998,7 +946,7 @@ def trade_table(found: dict) -> pd.DataFrame:
     "The differences of `trade_differences`, a row a score and a column a weight."
     scores = list(dict.fromkeys(s for _, s in found))
     heads = dict(w_image='largest − smallest w_I', w_text='largest − smallest w_T')
-    rows = [[TRADE[s], *(format_differences(found[w, s]) for w in heads)] for s in scores]
+    rows = [[TRADE[s], *(format_difference(found[w, s]) for w in heads)] for s in scores]
     return pd.DataFrame(rows, columns=['', *heads.values()])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00042
@@ -1088,8 +1036,8 @@ def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict
             pair = mine[mine[weight].isin([middle, end])]
             pair = pair.assign(method=np.where(np.isclose(pair[weight], middle), 'here', 'end'))
             words = f'R@{k}, {name} {middle:g} − {name} {end:g}'
-            found[words] = contrast_seeds(pair, dict(here=1, end=-1), k=k, seed=seed)
-    return found
+            found[words] = contrast(pair, dict(here=1, end=-1), k=k, seed=seed)
+    return corrected(found)
 
 
 def guidance_evidence(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict:  # claim -> lines
@@ -1109,7 +1057,7 @@ def points_note(grid: pd.DataFrame, at: tuple, ks: list, seed: int = 0) -> str:
     for k in ks:
         w_image, w_text, best = best_point(grid, k)
         here = grid_values(grid, k=k).loc[at[1], at[0]]
-        ends = [f'{words}: {format_differences(c)}' for words, c in extreme_losses(grid, at, k, seed).items()]
+        ends = [f'{words}: {format_difference(c)}' for words, c in extreme_losses(grid, at, k, seed).items()]
         found = f'highest {best:.1f} at w_I {w_image:g}, w_T {w_text:g}; {here:.1f} at those of the training'
         lines.append(f'- R@{k}: {found}; {"; ".join(ends)}.')
     return '\n'.join(lines)
@@ -1127,15 +1075,15 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
     "The best point, what each weight moves, and whether the ends of a weight hurt."
     w_image, w_text, best = best_point(grid, k)
-    moved = {words: format_differences(c) for words, c in trade_words(grid, at, seed).items()}
-    losses = [interval_envelope(c) for c in extreme_losses(grid, at, k, seed).values()]
+    moved = {words: format_difference(c) for words, c in trade_words(grid, at, seed).items()}
+    losses = extreme_losses(grid, at, k, seed).values()
     hurt = sum(verdict(c) == 'better' for c in losses)
     here = grid_values(grid, k=k).loc[at[1], at[0]]
     return (
         f'R@{k} is highest at w_I {w_image:g}, w_T {w_text:g} ({best:.1f}; {here:.1f} at the weights {at[0]:g} and '
         f'{at[1]:g} of the training). Largest − smallest weight: '
         + '; '.join(f'{words} {value}' for words, value in moved.items())
-        + f'. {hurt} of {len(losses)} ends of the weights lower R@{k} in all seeds'
+        + f'. {hurt} of {len(losses)} ends of the weights lower R@{k}'
     )
 
 
@@ -1152,24 +1100,22 @@ def trade_words(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # words 
 def negative_words(found: pd.DataFrame, seed: int = 0) -> str:
     "What a negative text does to the share of forbidden results, beside the control and the rival."
     c, other = (search_effect(found, ZERO_SHOT, 'forbidden', b, 'forbidden', seed) for b in ('none', 'other'))
-    said = [f'{mean_points(c)} points', f'against a negative text of another thing {mean_points(other)}']
+    said = [f'against a negative text of another thing {format_interval(other)}']
     if 'image_text' in set(found.method):
         rival = search_effect(found, 'image_text', 'forbidden', 'none', 'forbidden', seed)
-        said.append(f'a subtraction from Image + Text {mean_points(rival)}')
-    share = f'a negative text lowers the share of results with the forbidden thing in {seeds_words(c, "worse")}'
-    return f'{share} ({"; ".join(said)})'
+        said.append(f'a subtraction from Image + Text {format_interval(rival)}')
+    return f'share of results with the forbidden thing, negative text − none {format_difference(c)} ({"; ".join(said)})'
 
 
 def mask_words(found: pd.DataFrame, seed: int = 0) -> str:
     "Whether a mask localises the edit, beside the box around it and the rival."
     c, box = (search_effect(found, ZERO_SHOT, name, 'none', 'localised', seed) for name in ('mask', 'box'))
     kept = search_effect(found, ZERO_SHOT, 'mask', 'none', 'kept', seed)
-    said = [f'{mean_points(c)} points', f'things outside the mask kept {mean_points(kept)}']
-    said.append(f'the box around it: {seeds_words(box)}, {mean_points(box)}')
+    said = [f'things outside the mask kept {format_interval(kept)}', f'the box around it {format_interval(box)}']
     if 'image_text' in set(found.method):
         rival = search_effect(found, 'image_text', 'mask', 'none', 'localised', seed)
-        said.append(f'Image + Text without the masked part {mean_points(rival)}')
-    return f'a mask localises the edit in {seeds_words(c)} ({"; ".join(said)})'
+        said.append(f'Image + Text without the masked part {format_interval(rival)}')
+    return f'edits in the mask, with − without {format_difference(c)} ({"; ".join(said)})'
 
 
 def place_words(found: pd.DataFrame, seed: int = 0) -> str:
@@ -1177,22 +1123,23 @@ def place_words(found: pd.DataFrame, seed: int = 0) -> str:
     if found is None:
         return ''
     c, box = (search_effect(found, ZERO_SHOT, name, 'none', 'inside', seed) for name in ('mask', 'box'))
-    said = [f'{mean_points(c)} points', f'the box around it: {seeds_words(box)}, {mean_points(box)}']
+    said = [f'the box around it {format_interval(box)}']
     if 'image_text' in set(found.method):
         rival = search_effect(found, 'image_text', 'mask', 'none', 'inside', seed)
-        said.append(f'Image + Text without the masked part {mean_points(rival)}')
-    return f'of two drawn edits a mask ranks that in its place first more often in {seeds_words(c)} ({"; ".join(said)})'
+        said.append(f'Image + Text without the masked part {format_interval(rival)}')
+    return (
+        f'of two drawn edits that in its place first, with a mask − without {format_difference(c)} ({"; ".join(said)})'
+    )
 
 
 def compodiff_finding(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> str:
-    "The verdicts: against Image + Text on CIRR, forbidden results (`negative_search`), masks (the other searches)."
-    parts, rivals = [], [r for r in ('image_text', 'image_text_tuned') if r in run.titles]
-    found = diffusion_leads(run, ZERO_SHOT, rivals, seed)
-    for rival in rivals:
-        if c := comparisons_in(found, 'cirr', rival):
-            better, worse = seeds_words(c), seeds_words(c, 'worse')
-            said = f'better in {better}, worse in {worse} ({mean_points(c)} points)'
-            parts.append(f'stage 2 against {run.titles[rival]} on CIRR R@1: {said}')
+    "The verdicts: against the late fusions on CIRR, forbidden results (`negative_search`), masks (the other searches)."
+    found = diffusion_leads(run, ZERO_SHOT, [r for r in BASELINES if r in run.titles], seed)
+    parts = [
+        f'stage 2 against {run.titles[rival]} on CIRR R@1: {format_difference(c)}'
+        for (name, rival), c in found.items()
+        if name == 'cirr'
+    ]
     searches = [negative_words(negative, seed), mask_words(masked, seed), place_words(placed, seed)]
     return '; '.join(filter(None, [*parts, *searches]))
 
@@ -1223,7 +1170,7 @@ def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines; empt
     lines = []
     for task, name in dict(full='R', subset='Rs').items():
         for k in [k for k in run.sets[task].ks if task in run.sets]:
-            found = compare_seeds(mine[mine.task == task], ZERO_SHOT, 'pic2word', k=k, seed=seed)
+            found = compare(mine[mine.task == task], ZERO_SHOT, 'pic2word', k=k, seed=seed)
             lines.append(claim_evidence(found, f'CIRR {name}@{k}, {run.titles[ZERO_SHOT]} − Pic2Word'))
     return [*lines, untested('ARTEMIS and CLIP4Cir trained on the synthetic triplets')]
 
@@ -1234,10 +1181,7 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
     there = [m for m in (ZERO_SHOT, 'pic2word', 'lincir') if {m, 'image_text'} <= set(mine.method)]
     lines = []
     for m in there:
-        found = [
-            dict(c, diff=-c['diff'], low=-c['high'], high=-c['low'])
-            for c in compare_seeds(mine, m, 'image_text', seed=seed)
-        ]
+        found = compare(mine, 'image_text', m, seed=seed)
         role = OWN_COMPARISON if m == 'lincir' else ''
         lines.append(claim_evidence(found, f'composition R@1, {run.titles["image_text"]} − {run.titles[m]}', role))
     missing = [untested('CLIP4Cir trained on the synthetic triplets')]

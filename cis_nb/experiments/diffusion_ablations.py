@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'PRINTED_METRICS', 'SETTING_FIELDS', 'PRINTED_BACKBONES',
-           'tuned_image_text', 'benchmark_scores', 'rank_denoisers', 'train_denoisers', 'denoiser_differences',
-           'metric_titles', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name',
+           'benchmark_scores', 'rank_denoisers', 'train_denoisers', 'denoiser_differences', 'metric_titles',
+           'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name',
            'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'step_evidence', 'step_rows', 'step_count_figure',
            'queries_per_second', 'step_count_table', 'step_finding', 'steps_note', 'printed_steps', 'mixture_table',
            'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights',
@@ -26,10 +26,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..api import Queries, method_style
+from ..api import Queries
 from ..backbones.denoiser import Denoiser, DenoiserShape
-from ..backbones.features import TextMemory
-from ..benchmarks.cirr import load_cirr
 from ..backbones.loading import load_backbone
 from cis_nb.benchmarks.coco_captions import (
     CAPTION_KS,
@@ -46,13 +44,14 @@ from ..core.parameters import pick_device
 from ..core.plotting import color, draw_intervals, forest, page
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import project_root
-from ..data.roots import cirr_root
 from .combiner_ablations import claim_evidence, needed_for, untested
 from cis_nb.experiments.comparison import (
     UNTRAINED,
-    contrast_seeds,
+    contrast,
+    corrected,
+    forest_rows,
+    format_difference,
     format_uncertainty,
-    interval_envelope,
     over_seeds,
     read_printed,
     uncertainty_bounds,
@@ -60,9 +59,8 @@ from cis_nb.experiments.comparison import (
 from .condvit_ablations import Variant
 from .entries import Entry, trained_entries, training_config, training_parameters, untrained_method
 from .matrix import MatrixRun, load_benchmarks, main_metric, main_rows, query_scores, rank_all
-from .pseudo_words import weighted_sum
-from .referred_search import SUM_WEIGHTS, recall_at_1
-from .sweeps import SweepParameters, base_of, format_differences, train_variants
+from ..methods.late_fusion import BASELINES
+from .sweeps import SweepParameters, base_of, train_variants
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
 from ..methods.compodiff import CompoDiffMethod, synthetic_shards
@@ -76,17 +74,6 @@ from ..training.loop import BaseObjective, accelerator_for, adamw, update
 from ..train import settings, train_or_load
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000007
-def tuned_image_text(p: dict, backbone) -> Entry:
-    """Image + Text with the share of the text that is best on the validation split which chooses the weights of the
-    training in `p`; the title names it."""
-    c, read = settings(base_of(SweepParameters.of(dict(changes={}) | p)), p['training']), TextMemory(backbone)
-    task = load_cirr(cirr_root(c.data, c.cirr))
-    curve = {w: recall_at_1(weighted_sum(w, read), task) for w in SUM_WEIGHTS}
-    best, name = max(curve, key=curve.get), 'image_text_tuned'
-    title = f'{method_style(name).title} (text {best:g})'
-    return Entry(replace(weighted_sum(best, read), name=name, title=title))
-
-
 def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
     "The rankings of a run with the main metric of each query in percent, `score`, and the name of the `benchmark`."
     parts = run.per_query.groupby('benchmark', sort=False)
@@ -94,12 +81,13 @@ def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
 
 
 def rank_denoisers(p: dict, others) -> MatrixRun:
-    """The benchmarks, baselines and `others` (backbone -> entries) of an experiment, with the tuned sum.
+    """The benchmarks, baselines and `others` (backbone -> entries) of an experiment, with the late fusions.
     FileNotFoundError if none of the benchmarks is there."""
     found, missing = load_benchmarks(p['benchmarks'], p['data'], p['world_seed'])
     if not found:
         raise FileNotFoundError('; '.join(missing.values()))
-    run = rank_all(p | dict(trainings=[]), found, missing, lambda model: [tuned_image_text(p, model), *others(model)])
+    given = p | dict(trainings=[], methods=list(dict.fromkeys([*p['methods'], *BASELINES])))
+    run = rank_all(given, found, missing, others)
     run.per_query = benchmark_scores(run)
     return run
 
@@ -114,11 +102,11 @@ def train_denoisers(p: dict, variants: dict) -> MatrixRun:  # variants: name -> 
     return rank_denoisers(p, others)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000010
-def denoiser_differences(run: MatrixRun, a: str, b: str, benchmark: str, seed: int = 0) -> list:
-    "The score of `a` minus that of `b` on a benchmark, one comparison for each training seed."
+def denoiser_differences(run: MatrixRun, a: str, b: str, benchmark: str, seed: int = 0) -> dict:
+    "The score of `a` minus that of `b` on a benchmark, as `contrast`."
     q = run.per_query
     mine = q[(q.benchmark == benchmark) & q.method.isin([a, b])]
-    return contrast_seeds(mine, {a: 1, b: -1}, of='score', seed=seed)
+    return contrast(mine, {a: 1, b: -1}, of='score', seed=seed)
 
 
 def metric_titles(run: MatrixRun) -> dict:  # benchmark -> title of its main metric
@@ -126,24 +114,29 @@ def metric_titles(run: MatrixRun) -> dict:  # benchmark -> title of its main met
     return {name: main_metric(name, run.results).title for name in run.per_query.benchmark.unique()}
 
 
+def base_differences(run: MatrixRun, base: str, seed: int = 0) -> dict:  # (row, benchmark) -> comparison
+    "Every row minus the variant `base` on every benchmark, corrected together."
+    rows = [m for m in run.titles if m != base]
+    ranked = {(m, name) for m, name in run.per_query[['method', 'benchmark']].drop_duplicates().itertuples(index=False)}
+    pairs = [(m, name) for name in metric_titles(run) for m in rows if (m, name) in ranked]
+    return corrected({(m, name): denoiser_differences(run, m, base, name, seed) for m, name in pairs})
+
+
 def denoiser_table(run: MatrixRun, base: str, seed: int = 0) -> pd.DataFrame:
     "A row for each method: the score on each benchmark, and the difference to the variant `base`."
-    columns = {'variant': [*run.titles.values()]}
+    columns, found = {'variant': [*run.titles.values()]}, base_differences(run, base, seed)
     for name, title in metric_titles(run).items():
         cells = {r.method: format_uncertainty(r) for r in main_rows(name, run.results).itertuples()}
-        said = [
-            '' if m == base else format_differences(denoiser_differences(run, m, base, name, seed)) for m in run.titles
-        ]
-        columns |= {title: [cells[m] for m in run.titles], f'{title} − {run.titles[base]}': said}
+        said = [format_difference(found[m, name]) if (m, name) in found else '' for m in run.titles]
+        columns |= {title: [cells.get(m, '–') for m in run.titles], f'{title} − {run.titles[base]}': said}
     return pd.DataFrame(columns)
 
 
 def denoiser_forest(run: MatrixRun, base: str, benchmark: str, seed: int = 0):
-    "Differences of all rows to `base` on a benchmark, with intervals that span those of all seeds."
-    others = {m: title for m, title in run.titles.items() if m != base}
-    found = {m: interval_envelope(denoiser_differences(run, m, base, benchmark, seed)) for m in others}
-    rows = [(others[m], c['diff'], c['low'], c['high']) for m, c in found.items()]
-    return forest(rows, f'difference in {metric_titles(run)[benchmark]}, points', f'Row − {run.titles[base]}')
+    "Differences of all rows to `base` on a benchmark with their intervals."
+    found = {run.titles[m]: c for (m, name), c in base_differences(run, base, seed).items() if name == benchmark}
+    xlabel = f'difference in {metric_titles(run)[benchmark]}, points'
+    return forest(forest_rows(found), xlabel, f'Row − {run.titles[base]}')
 
 
 def denoiser_note(p: dict) -> str:
@@ -153,12 +146,15 @@ def denoiser_note(p: dict) -> str:
 
 
 def differences_finding(run: MatrixRun, base: str, seed: int = 0) -> str:
-    "Each variant and the tuned sum against `base` on every benchmark, in words."
-    trained = [m for m in run.titles if m != base and m != 'image_text']
-    said = []
+    "Each variant and the late fusions but the even sum against `base` on every benchmark, in words."
+    found, said = base_differences(run, base, seed), []
     for name, title in metric_titles(run).items():
-        found = {m: format_differences(denoiser_differences(run, m, base, name, seed)) for m in trained}
-        said.append(f'{title} minus {run.titles[base]}: ' + '; '.join(f'{run.titles[m]} {c}' for m, c in found.items()))
+        words = [
+            f'{run.titles[m]} {format_difference(c)}'
+            for (m, where), c in found.items()
+            if where == name and m != 'image_text'
+        ]
+        said.append(f'{title} minus {run.titles[base]}: ' + '; '.join(words))
     return '. '.join(said)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000015
@@ -219,7 +215,8 @@ def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, see
     title = metric_titles(run)[first]
     for n in dict.fromkeys([10, steps[-1]]):
         if {5, n} <= set(steps) and n > 5:
-            found = [dict(c, **{k: c[k] + limit for k in ('diff', 'low', 'high')}) for c in pair(5, n)]
+            c = pair(5, n)
+            found = {k: c[k] + limit for k in ('diff', 'low', 'high')} | {k: c[k] for k in ('n', 'seeds', 'query_sd')}
             near.append(claim_evidence(found, f'{title}, 5 steps − {n} steps + {limit}') | needed_for(found, limit))
     for a, b in [*zip(steps[1:], steps), (steps[-1], steps[0])]:
         rise.append(claim_evidence(pair(a, b), f'{title}, {a} steps − {b}'))
@@ -232,7 +229,7 @@ def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, see
     return {'C11': near or [untested('5 steps beside 10; this run lacks them')], 'C12': lines, 'C13': rise}
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000021
-SUMS = {'image_text': ':', 'image_text_tuned': '--'}  # baselines that figures have as lines
+SUMS = {'image_text': ':', 'image_text_tuned': '--', 'score_product': '-.'}  # baselines that figures have as lines
 
 
 def step_rows(run: MatrixRun, benchmark: str) -> pd.DataFrame:  # steps, value, low, high
@@ -284,7 +281,7 @@ def step_count_table(run: MatrixRun, alone: dict, batch: dict, rows: int, base: 
         cells = {r.method: format_uncertainty(r) for r in main_rows(name, run.results).itertuples()}
         table[title] = [cells[step_name(n)] for n in alone]
         pairs = {n: (step_name(n), step_name(base)) for n in alone if n != base and base in alone}
-        said = {n: format_differences(denoiser_differences(run, *pair, name, seed)) for n, pair in pairs.items()}
+        said = {n: format_difference(denoiser_differences(run, *pair, name, seed)) for n, pair in pairs.items()}
         table[f'{title} − {base} steps'] = [said.get(n, '') for n in alone]
     table['ms, one query'] = [(e * 1000).text('.1f') for e in alone.values()]
     table[f'queries/s, {rows} at a time'] = [rates[n].text(',.0f') for n in alone]
@@ -298,10 +295,10 @@ def step_finding(run: MatrixRun, alone: dict, batch: dict, rows: int, base: int,
     for name, title in metric_titles(run).items():
         value = main_rows(name, run.results).set_index('method').value
         less = [
-            f'{n} {format_differences(denoiser_differences(run, step_name(n), step_name(base), name, seed))}'
+            f'{n} {format_difference(denoiser_differences(run, step_name(n), step_name(base), name, seed))}'
             for n in shown
         ]
-        sums = [f'{run.titles[m]} {value[m]:.1f}' for m in ('image_text', 'image_text_tuned') if m in value]
+        sums = [f'{run.titles[m]} {value[m]:.1f}' for m in BASELINES if m in value]
         head = f'{title} with {base} steps {value[step_name(base)]:.1f}'
         said.append(f'{head}; minus that, steps: {", ".join(less)}; {", ".join(sums)}')
     rates = queries_per_second(batch, rows)
@@ -389,11 +386,11 @@ def doubling_weights(sizes: list) -> dict:  # method -> weight
     return {triplet_name(n): float(w) for n, w in zip(sizes, x / (x @ x))}
 
 
-def doubling_slope(run: MatrixRun, sizes: list, benchmark: str, seed: int = 0) -> list:
-    "That slope, one comparison for each training seed."
+def doubling_slope(run: MatrixRun, sizes: list, benchmark: str, seed: int = 0) -> dict:
+    "That slope, as `contrast`."
     q = run.per_query
     mine = q[(q.benchmark == benchmark) & q.method.isin(map(triplet_name, sizes))]
-    return contrast_seeds(mine, doubling_weights(sizes), of='score', seed=seed)
+    return contrast(mine, doubling_weights(sizes), of='score', seed=seed)
 
 
 def doubling_finding(run: MatrixRun, sizes: list, seed: int = 0) -> str:
@@ -401,8 +398,8 @@ def doubling_finding(run: MatrixRun, sizes: list, seed: int = 0) -> str:
     said = []
     for name, title in metric_titles(run).items():
         last = denoiser_differences(run, *map(triplet_name, sizes[:-3:-1]), name, seed)
-        slope = format_differences(doubling_slope(run, sizes, name, seed))
-        step = f'{sizes[-1]:,} − {sizes[-2]:,} triplets {format_differences(last)}'
+        slope = format_difference(doubling_slope(run, sizes, name, seed))
+        step = f'{sizes[-1]:,} − {sizes[-2]:,} triplets {format_difference(last)}'
         said.append(f'{title}, points for twice as many triplets: {slope}; {step}')
     return '. '.join(said)
 
@@ -514,10 +511,10 @@ def caption_table(results: pd.DataFrame, titles: dict) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def caption_differences(per_query, a: str, b: str, task: str = '', k: int = 1, seed: int = 0) -> list:
-    "R@k of `a` minus that of `b` in one direction, or the mean of all, one comparison for each training seed."
+def caption_differences(per_query, a: str, b: str, task: str = '', k: int = 1, seed: int = 0) -> dict:
+    "R@k of `a` minus that of `b` in one direction, or the mean of all, as `contrast`."
     mine = per_query[per_query.method.isin([a, b])]
-    return contrast_seeds(mine[mine.task == task] if task else mine, {a: 1, b: -1}, k=k, seed=seed)
+    return contrast(mine[mine.task == task] if task else mine, {a: 1, b: -1}, k=k, seed=seed)
 
 
 def forgetting_evidence(per_query, before: str, after: str, seed: int = 0) -> dict:
@@ -530,13 +527,13 @@ def forgetting_evidence(per_query, before: str, after: str, seed: int = 0) -> di
 
 
 def caption_forest(run: CaptionRun, seed: int = 0):
-    "R@1 of all other rows minus cross-attention, by direction, with intervals that span those of all seeds."
-    rows = []
-    for m, title in run.titles.items():
-        for task in run.per_query.task.unique() if m != 'attention' else ():
-            c = interval_envelope(caption_differences(run.per_query, m, 'attention', task, seed=seed))
-            rows.append((f'{title}: {task}', c['diff'], c['low'], c['high']))
-    return forest(rows, 'difference in R@1, points', f'Row − {FORMS["attention"]}')
+    "R@1 of all other rows minus cross-attention, by direction, with intervals."
+    found = {
+        f'{title}: {task}': caption_differences(run.per_query, m, 'attention', task, seed=seed)
+        for m, title in run.titles.items()
+        for task in (run.per_query.task.unique() if m != 'attention' else ())
+    }
+    return forest(forest_rows(corrected(found)), 'difference in R@1, points', f'Row − {FORMS["attention"]}')
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000040
 class RandomDenoising(BaseObjective):
@@ -669,7 +666,7 @@ def form_finding(run: CaptionRun, rates: dict, name: str, seed: int = 0) -> str:
     tasks = [t for t in q.task.unique() if t.endswith('plain')]
     pairs = [('tokens', 'attention'), ('both_stages', 'first_stage')]
     said = [
-        f'{t} R@1, {run.titles[a]} − {run.titles[b]} {format_differences(caption_differences(q, a, b, t, seed=seed))}'
+        f'{t} R@1, {run.titles[a]} − {run.titles[b]} {format_difference(caption_differences(q, a, b, t, seed=seed))}'
         for a, b in pairs
         if a in run.titles
         for t in tasks

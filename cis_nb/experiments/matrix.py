@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
-           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'query_scores', 'trained_gains']
+           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'query_scores', 'main_scores', 'main_leads',
+           'strongest_on', 'judged_leads']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -18,24 +19,19 @@ from ..api import MainMetric, Unsolved
 from ..backbones.loading import load_backbone
 from ..core.plotting import draw_intervals, page
 from ..core.report import progress
-from cis_nb.experiments.comparison import (
-    UNTRAINED,
-    compare_seeds,
-    format_uncertainty,
-    over_seeds,
-    seeds,
-    uncertainty_bounds,
+from .comparison import UNTRAINED, format_uncertainty, rival_leads, over_seeds, uncertainty_bounds
+from cis_nb.experiments.entries import (
+    RANKING_COLUMNS,
+    Entry,
+    cached,
+    compared_methods,
+    judged_pairs,
+    known_as,
+    read_cached,
 )
-from .entries import RANKING_COLUMNS, Entry, cached, compared_methods, known_as, read_cached
+from ..methods.late_fusion import strongest_baseline
 from ..retrieval.metrics import METRICS
-from cis_nb.retrieval.protocol import (
-    RESULT_COLUMNS,
-    Benchmark,
-    NoQueries,
-    pad_lists,
-    rank_tasks,
-    task_methods,
-)
+from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, pad_lists, rank_tasks, task_methods
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #125cc28a
 def load_benchmark(name: str, data: str = 'world', world_seed: int = 0) -> Benchmark:
@@ -110,10 +106,11 @@ def unsolved_tasks(entries: list, benchmarks: dict) -> pd.DataFrame:
 def solvable_pairs(entries: list, benchmarks: dict) -> list:  # of (Entry, Benchmark)
     """Every method with every benchmark of which it can solve a task.
 
-    Raises Unsolved for a method that can solve no task of any benchmark."""
+    Raises Unsolved for a method that can solve no task of any benchmark, unless it is `optional`."""
     able = [(e, b) for b in benchmarks.values() for e in entries if task_methods(e.method, b)[0]]
     for e in entries:
-        if benchmarks and not any(e is other for other, _ in able):
+        optional = getattr(e.method, 'optional', False)
+        if benchmarks and not optional and not any(e is other for other, _ in able):
             refused = unsolved_tasks([e], benchmarks).drop_duplicates(['benchmark', 'task'])
             reasons = '; '.join(f'{r.benchmark}, {r.task}: {r.why}' for r in refused.itertuples())
             raise Unsolved(f'{e.name} can solve no task; leave it out of `methods`: {reasons}')
@@ -177,9 +174,10 @@ def rank_all(
     model = model or load_backbone(p['backbone'], p['pretrained'], p['device'])
     entries = compared_methods(p, model) + (others(model) if others else [])
     folders = rank_pairs(pairs := solvable_pairs(entries, found))
+    ranked = [e for e in entries if not found or any(e is other for other, _ in pairs)]
     per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])
     results, unsolved = read_results(pairs, folders, p['seed']), unsolved_tasks(entries, found)
-    return MatrixRun(found, missing, model, entries, folders, per_query, results, unsolved)
+    return MatrixRun(found, missing, model, ranked, folders, per_query, results, unsolved)
 
 
 def run_matrix(p: dict, others=None) -> MatrixRun:
@@ -237,11 +235,25 @@ def query_scores(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:
     return mine.assign(score=100 * METRICS[metric.metric](ranks, metric.k))
 
 
-def trained_gains(run: MatrixRun, over: str = 'image_text', seed: int = 0) -> pd.DataFrame:
-    "Each training against another method in the main metric: benchmark, method, training_seed, diff, low, high, n."
-    rows = []
-    for name, per_query in run.per_query.groupby('benchmark', sort=False):
-        mine = query_scores(per_query, main_metric(name, run.results))
-        for m in [m for m in mine.method.unique() if seeds(mine, m) and over in set(mine.method)]:
-            rows += [dict(c, benchmark=name, method=m) for c in compare_seeds(mine, m, over, of='score', seed=seed)]
-    return pd.DataFrame(rows, columns=['benchmark', 'method', 'training_seed', 'diff', 'low', 'high', 'n'])
+def main_scores(run: MatrixRun) -> dict:  # benchmark -> rankings
+    "The rankings of each benchmark with the main metric of each query, `score`."
+    parts = run.per_query.groupby('benchmark', sort=False)
+    return {name: query_scores(q, main_metric(name, run.results)) for name, q in parts}
+
+
+def main_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, benchmark) -> comparison
+    "Each training against its rivals in the main metric of each benchmark, corrected together."
+    return rival_leads(main_scores(run), judged_pairs(run.entries), of='score', seed=seed)
+
+
+def strongest_on(run: MatrixRun, name: str) -> str:
+    "The baseline that validation queries name for the main metric of a benchmark."
+    scored_tasks = main_scores(run)[name].task.unique()
+    tasks = [key for key, t in run.benchmarks[name].tasks.items() if set(t.queries.task) & set(scored_tasks)]
+    return strongest_baseline([e.method for e in run.entries], tasks)
+
+
+def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchmark) -> comparison
+    "Of the comparisons of `main_leads` those with the strongest baseline of each benchmark."
+    strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found)}
+    return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest[name]}

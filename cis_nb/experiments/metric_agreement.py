@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..benchmarks.circo import average_precision
-from .combiner_ablations import format_interval
+from .comparison import format_interval
 from ..retrieval.statistics import families_of
 
 # %% ../../nbs/05b_experiments/17_metric_agreement.ipynb #9964d32a

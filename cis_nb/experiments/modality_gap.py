@@ -22,13 +22,12 @@ from scipy.stats import spearmanr
 from ..core.plotting import color, forest, page
 from ..data.datasets import language_tools
 from .combiner_ablations import claim_evidence
-from .comparison import contrast_seeds, interval_envelope, verdict
+from .comparison import contrast, corrected, forest_rows, format_difference, verdict
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
     base_of,
     claim_evidence_of,
     difference,
-    format_differences,
     mean_score,
     modality_gap_of_words,
     run_sweep,
@@ -39,6 +38,7 @@ from cis_nb.experiments.sweeps import (
 )
 from ..methods.lincir import NOISES, LinCIRPlugin, sample_noise
 from ..methods.baselines import FeatureMethod
+from ..retrieval.statistics import seed_shares
 from ..retrieval.protocol import Task, evaluate
 from ..train import settings
 from ..world.texts import text_file
@@ -132,7 +132,7 @@ class ShiftStudy:
         "The tasks in their order."
         return list(dict.fromkeys(task for _, task in self.rankings))
 
-    def lead(self, shift: str, task: str) -> list:  # one comparison for each training seed
+    def lead(self, shift: str, task: str) -> dict:  # a comparison
         "How much better `a` is than `b` for one shift."
         return difference(self.rankings[shift, task], self.a, self.b, task, self.seed)
 
@@ -166,16 +166,18 @@ def shift_table(study: ShiftStudy) -> pd.DataFrame:
             q = study.rankings[how, t]
             row |= {f'{score_title(t)}: {study.titles[m]}': f'{mean_score(q, m, t):.1f}' for m in (study.a, study.b)}
         for t in study.tasks:
-            row[f'{score_title(t).split()[0]}: difference'] = format_differences(study.lead(how, t))
+            row[f'{score_title(t).split()[0]}: difference'] = format_difference(study.lead(how, t))
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def shift_forest(study: ShiftStudy):
-    "The difference of the two variants by task and shift, with intervals that span those of all seeds."
-    leads = {(t, how): interval_envelope(study.lead(how, t)) for t in study.tasks for how in SHIFTS}
-    rows = [(f'{score_title(t)}, {how}', c['diff'], c['low'], c['high']) for (t, how), c in leads.items()]
-    return forest(rows, 'difference, points', f'{study.titles[study.a]} − {study.titles[study.b]}, by shift')
+    "The difference of the two variants by task and shift, with intervals."
+    leads = {(t, how): study.lead(how, t) for t in study.tasks for how in SHIFTS}
+    shown = corrected({f'{score_title(t)}, {how}': c for (t, how), c in leads.items()})
+    return forest(
+        forest_rows(shown), 'difference, points', f'{study.titles[study.a]} − {study.titles[study.b]}, by shift'
+    )
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #a4506e90
 def lead_growth(study: ShiftStudy, task: str) -> dict:  # diff, low, high in points
@@ -183,7 +185,7 @@ def lead_growth(study: ShiftStudy, task: str) -> dict:  # diff, low, high in poi
     ends = {'shift doubled': 1, 'shift removed': -1}
     both = [study.rankings[how, task].assign(method=lambda q: q.method + how) for how in ends]
     weights = {m + how: sign * w for how, sign in ends.items() for m, w in ((study.a, 1), (study.b, -1))}
-    return interval_envelope(contrast_seeds(pd.concat(both), weights, of='score', seed=study.seed))
+    return contrast(pd.concat(both), weights, of='score', seed=study.seed)
 
 
 GROWTH = dict(better='grows with the gap', worse='shrinks as the gap widens')  # verdict -> what the lead does
@@ -242,15 +244,17 @@ def words_table(stats: pd.DataFrame, titles: dict) -> pd.DataFrame:
     )
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #a0b5d16b
-def gap_differences(entries: list, a: str, b: str, seed: int = 0) -> list:  # one for each training seed
-    "How much wider the gap of words of variant `a` is than that of `b`, in hundredths."
-    found = []
+def gap_differences(entries: list, a: str, b: str, seed: int = 0) -> dict:  # diff, low, high, by_seed
+    "How much wider the gap of words of variant `a` is than that of `b`, in hundredths; seeds and images are redrawn."
     of = {(e.name, e.seed): e for e in entries}
+    apart = []
     for s in [s for m, s in of if m == a]:
         wide, narrow = (modality_gap_of_words(of[m, s], seed=seed, draws=500) for m in (a, b))
-        d = 100 * (wide - narrow)
-        found.append(dict(diff=float(d.mean()), low=float(np.percentile(d, 2.5)), high=float(np.percentile(d, 97.5))))
-    return found
+        apart.append(100 * (wide - narrow))
+    apart = np.array(apart)  # (S,500)
+    means = (seed_shares(len(apart), apart.shape[1], np.random.default_rng(seed)).T * apart).sum(0)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return dict(diff=float(apart.mean()), low=float(low), high=float(high), by_seed=apart.mean(1).tolist())
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #f7e35d68
 def distribution_gaps(
@@ -277,8 +281,7 @@ def gap_lines(stats: pd.DataFrame, run: MatrixRun, titles: dict, seed: int = 0) 
     return [
         *(enough or ['ρ: too few noise distributions in this profile']),
         f'Smallest gap of pseudo-words: {titles[small]}, {gaps.iloc[0]:.3f}; widest: {titles[wide]},'
-        f' {gaps.iloc[-1]:.3f}; the interval of the difference (over images) excludes zero in'
-        f' {sum(c["low"] > 0 for c in apart)} of {len(apart)} trainings',
+        f' {gaps.iloc[-1]:.3f}; difference in hundredths {format_difference(apart)}',
     ]
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #9722011a
@@ -332,14 +335,14 @@ def noise_elsewhere(
     return found
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #98e4fe1f
-def lead_difference(there, here, task: str, seed: int = 0) -> list:  # one for each training seed
+def lead_difference(there, here, task: str, seed: int = 0) -> dict:  # a comparison
     "How much larger the lead of noise is in one run than in another, query by query."
     both = [
         a[(a.task == task) & a.method.isin(['product', 'none'])].assign(method=lambda q: q.method + end)
         for a, end in ((there, ' there'), (here, ' here'))
     ]
     weights = {'product there': 1, 'none there': -1, 'product here': -1, 'none here': 1}
-    return contrast_seeds(pd.concat(both), weights, of='score', seed=seed)
+    return contrast(pd.concat(both), weights, of='score', seed=seed)
 
 
 def noise_elsewhere_table(found: dict, titles: dict, tasks, seed: int = 0) -> pd.DataFrame:
@@ -347,14 +350,14 @@ def noise_elsewhere_table(found: dict, titles: dict, tasks, seed: int = 0) -> pd
     here, rows = next(iter(found.values())), []
     for label, q in found.items():
         for t in tasks:
-            more = '' if q is here else format_differences(lead_difference(q, here, t, seed))
+            more = '' if q is here else format_difference(lead_difference(q, here, t, seed))
             rows.append(
                 {
                     'trained on': label,
                     'score': score_title(t),
                     'Image + Text': f'{mean_score(q, "image_text", t):.1f}',
                     **{titles[m]: f'{mean_score(q, m, t):.1f}' for m in ('product', 'none')},
-                    'noise − none': format_differences(difference(q, 'product', 'none', t, seed)),
+                    'noise − none': format_difference(difference(q, 'product', 'none', t, seed)),
                     'change against the first rows': more,
                 }
             )

@@ -29,14 +29,7 @@ from ..core.plotting import color, page, show_grid
 from ..core.report import progress
 from ..data.datasets import language_tools
 from ..data.image_sources import ImageSource, folder_images
-from cis_nb.experiments.comparison import (
-    UNTRAINED,
-    compare,
-    contrast_seeds,
-    format_uncertainty,
-    interval_envelope,
-    over_seeds,
-)
+from .comparison import UNTRAINED, compare, contrast, format_uncertainty, over_seeds
 from .entries import Entry, trained_entry
 from .photos import PHOTO_SPLITS, CaptionedPhotos, captioned_photos
 from ..methods.baselines import FusionMethod, image_text, method
@@ -357,9 +350,9 @@ def format_points(c: dict) -> str:
 
 
 def seed_difference(ranked: pd.DataFrame, a: str, b: str, k: int = 10, seed: int = 0) -> dict:
-    "R@k of `a` minus that of `b`, mean of both kinds of partners; the interval spans those of all training seeds."
+    "R@k of `a` minus that of `b`, mean of both kinds of partners."
     mine = ranked[ranked.method.isin([a, b])]
-    return interval_envelope(contrast_seeds(mine.assign(task=mine.partners), {a: 1, b: -1}, k=k, seed=seed))
+    return contrast(mine.assign(task=mine.partners), {a: 1, b: -1}, k=k, seed=seed)
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #a6b55d4e
 def common_kinds(ranked: pd.DataFrame, least: int = 20) -> list:

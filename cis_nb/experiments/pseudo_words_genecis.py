@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CLAIMED_PAIR', 'GENECIS_COLUMNS', 'genecis_parameters', 'first_draw_protocols', 'evaluated_tasks', 'genecis_notes',
-           'genecis_table', 'task_gains', 'gain_table', 'pair_title', 'lean_pairs', 'attribute_lean', 'lean_table',
-           'lean_evidence', 'genecis_group_rows', 'with_genecis_groups', 'genecis_by_k', 'group_error', 'paper_genecis',
+           'genecis_table', 'pair_title', 'lean_pairs', 'attribute_lean', 'lean_table', 'lean_evidence',
+           'genecis_group_rows', 'with_genecis_groups', 'genecis_by_k', 'group_error', 'paper_genecis',
            'contrast_strips']
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #045819f4
@@ -17,11 +17,11 @@ from ..core.experiment_files import defaults, notebooks, parameters, read_notebo
 from ..core.parameters import checked
 from ..data.datasets import data_title
 from .combiner_ablations import claim_evidence
-from .comparison import read_printed, chance, contrast_seeds
+from .comparison import chance, contrast, corrected, format_difference, read_printed
+from .entries import judged_pairs
 from .examples import lost_queries, ranking_strip
 from .genecis import GenecisRun, summary
 from .pseudo_words import prompted_entries, score_table
-from .sweeps import format_differences
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #a32e6d88
 def genecis_parameters(evaluation: str = '', **changes) -> dict:
@@ -56,19 +56,6 @@ def genecis_table(run: GenecisRun, titles: dict) -> pd.DataFrame:
     table.loc[len(table)] = ['Chance', f'{guess[tasks].mean():.1f}', *(f'{guess[t]:.1f}' for t in tasks)]
     return table
 
-
-def task_gains(per_query: pd.DataFrame, method: str, seed: int = 0) -> dict:  # 'mean' or task -> list
-    "The gain of a method on Image + Text: one comparison for each seed, for the mean and for each task."
-    parts = {'mean': per_query} | {t: per_query[per_query.task == t] for t in evaluated_tasks(per_query)}
-    return {t: contrast_seeds(q, {method: 1, 'image_text': -1}, seed=seed) for t, q in parts.items()}
-
-
-def gain_table(gains: dict, titles: dict) -> pd.DataFrame:
-    "`task_gains` of several methods, {method: gains}; the mean in the first column."
-    tasks = [t for g in list(gains.values())[:1] for t in g if t != 'mean']
-    rows = [[titles[m], *(format_differences(g[t]) for t in ['mean', *tasks])] for m, g in gains.items()]
-    return pd.DataFrame(rows, columns=['minus Image + Text', 'Mean', *(TITLES[t] for t in tasks)])
-
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #025e5395
 CLAIMED_PAIR = ('lincir', 'searle')  # methods of the claim N06
 
@@ -78,25 +65,25 @@ def pair_title(pair: tuple, titles: dict) -> str:
     return ' against '.join(titles[m] for m in pair)
 
 
-def lean_pairs(words: list, titles: dict) -> dict:  # title -> (method, other)
-    "Each pseudo-word method against Image + Text, and the pair of the claim if both are there."
-    pairs = [(m, 'image_text') for m in words] + [CLAIMED_PAIR] * (set(CLAIMED_PAIR) <= set(words))
-    return {pair_title(pair, titles): pair for pair in pairs}
+def lean_pairs(run: GenecisRun) -> dict:  # title -> (method, other)
+    "Each trained method against each of its rivals, and the pair of the claim if both are there."
+    pairs = judged_pairs(run.entries) + [CLAIMED_PAIR] * (set(CLAIMED_PAIR) <= set(run.titles))
+    return {pair_title(pair, run.titles): pair for pair in pairs}
 
 
-def attribute_lean(per_query: pd.DataFrame, pairs: dict, seed: int = 0) -> dict:  # title -> list
-    "Gain on attribute tasks less gain on object tasks, one comparison for each seed; empty if a task is missing."
+def attribute_lean(per_query: pd.DataFrame, pairs: dict, seed: int = 0) -> dict:  # title -> comparison
+    "Gain on attribute tasks less gain on object tasks, corrected together; empty if a task is missing."
     if len(evaluated_tasks(per_query)) < len(TASKS):
         return {}
     sign = np.where(per_query.task.isin(TASK_GROUPS['attribute']), 2, -2)
     signed = per_query.assign(signed=100.0 * (per_query['rank'] <= 1) * sign)
     weights = {title: {a: 1, b: -1} for title, (a, b) in pairs.items()}
-    return {title: contrast_seeds(signed, w, of='signed', seed=seed) for title, w in weights.items()}
+    return corrected({title: contrast(signed, w, of='signed', seed=seed) for title, w in weights.items()})
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #5c18b239
 def lean_table(lean: dict) -> pd.DataFrame:
     "`attribute_lean` as a table, one row per pair."
-    rows = [[title, format_differences(found)] for title, found in lean.items()]
+    rows = [[title, format_difference(found)] for title, found in lean.items()]
     return pd.DataFrame(rows, columns=['', 'gain on attributes − gain on objects'])
 
 

@@ -24,18 +24,10 @@ from ..core.plotting import color, page
 from ..core.report import progress
 from ..data.roots import dataset_root
 from .combiner_ablations import claim_evidence
-from .comparison import contrast_seeds, read_printed
+from .comparison import contrast, corrected, format_difference, read_printed
 from .entries import Entry, cached
 from .matrix import MatrixRun, query_scores
-from cis_nb.experiments.sweeps import (
-    claim_evidence_of,
-    difference,
-    format_differences,
-    mean_of,
-    score_title,
-    self_retrieval,
-    trained_only,
-)
+from .sweeps import claim_evidence_of, difference, mean_of, score_title, self_retrieval, trained_only
 from ..methods.pseudo_words import PseudoWord
 from ..retrieval.protocol import Task, rank_task
 from ..retrieval.statistics import families_of
@@ -85,7 +77,7 @@ def phrases_table(per_query, titles: dict, tasks, a='searle', b='searle_beside',
             score_title(t),
             mean_of(per_query, a, t),
             mean_of(per_query, b, t),
-            format_differences(difference(per_query, a, b, t, seed)),
+            format_difference(difference(per_query, a, b, t, seed)),
         ]
         for t in tasks
     ]
@@ -223,10 +215,10 @@ class PromptStudy:
         return {key: chosen_rankings(q, self.prompts[0]) for key, q in self.rankings.items()}
 
     @cached_property
-    def leads(self) -> dict:  # (method, set) -> one comparison for each training seed
+    def leads(self) -> dict:  # (method, set) -> comparison
         "How much better the chosen prompt is than the default."
         weights = {'chosen': 1, 'default': -1}
-        return {k: contrast_seeds(q, weights, of='score', seed=self.seed) for k, q in self.chosen.items()}
+        return corrected({k: contrast(q, weights, of='score', seed=self.seed) for k, q in self.chosen.items()})
 
     def label(self, key: tuple) -> str:
         "A method and the score of a set, in words."
@@ -267,7 +259,7 @@ def prompt_gain_table(study: PromptStudy) -> pd.DataFrame:
         spread = f' ± {of_default.std():.1f}' if len(of_default) > 1 else ''
         default, best = m[study.prompts[0]], m.max()
         numbers = [f'{v:.1f}' for v in (m.mean(), m.min(), best)]
-        gain = [f'{best - default:+.1f}', format_differences(study.leads[key])]
+        gain = [f'{best - default:+.1f}', format_difference(study.leads[key])]
         rows.append([study.label(key), f'{default:.1f}{spread}', *numbers, m.idxmax(), *gain])
     return pd.DataFrame(
         rows, columns=['', 'default', 'mean', 'worst', 'best', 'best prompt', 'best − default', 'chosen − default']
@@ -305,7 +297,7 @@ def supervision_evidence(run: MatrixRun, titles: dict, garments: dict, seed: int
         chosen = [e for e in trained_only(run) if e.name in ('masked', *rivals.values())]
         worn = fashion_scores(chosen, garments)
         for c, m in rivals.items():
-            lead = contrast_seeds(worn, {'masked': 1, m: -1}, of='score', seed=seed)
+            lead = contrast(worn, {'masked': 1, m: -1}, of='score', seed=seed)
             what = f'{FASHION.title}: {titles["masked"]} − {titles[m]}'
             evidence[c].append(claim_evidence(lead, what))
     return evidence
@@ -316,7 +308,7 @@ def prompt_evidence(study: PromptStudy) -> list:
     both = {m: study.chosen[m, FASHION.task] for m in ('lincir', 'pic2word')}
     two = pd.concat([q.assign(method=m + ' ' + q.method) for m, q in both.items()], ignore_index=True)
     weights = {'lincir chosen': 1, 'lincir default': -1, 'pic2word chosen': -1, 'pic2word default': 1}
-    less = contrast_seeds(two, weights, of='score', seed=study.seed)
+    less = contrast(two, weights, of='score', seed=study.seed)
     lead = study.leads['lincir', FASHION.task]
     return [
         claim_evidence(lead, f'LinCIR, {FASHION.title}: chosen prompt − default'),

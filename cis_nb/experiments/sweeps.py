@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BRIEF_BASE', 'SweepParameters', 'base_of', 'variant_of', 'train_variants', 'score_title', 'scored', 'run_sweep',
-           'prompts_of', 'trained_only', 'sweep_notes', 'difference', 'format_differences', 'claim_evidence_of',
-           'mean_score', 'mean_of', 'variant_table', 'variant_forest', 'printed_ablation', 'whole_gallery',
+           'prompts_of', 'trained_only', 'sweep_notes', 'difference', 'claim_evidence_of', 'mean_score', 'mean_of',
+           'variant_differences', 'variant_table', 'variant_forest', 'printed_ablation', 'whole_gallery',
            'self_retrieval', 'paired_features', 'modality_gap_of_words']
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #c8a90b38
@@ -25,9 +25,10 @@ from ..data.datasets import image_text_pairs
 from ..data.roots import WORLD
 from ..data.image_sources import ImageSource
 from .combiner_ablations import claim_evidence
-from .comparison import contrast_seeds, interval_envelope, read_printed, verdict
+from .comparison import contrast, corrected, forest_rows, format_difference, read_printed
 from .composed_retrieval import benchmarks_of, load_sets
 from .entries import trained_entry, training_parameters
+from ..methods.late_fusion import fusion_notes
 from .matrix import MatrixRun, query_scores, rank_all
 from ..train import settings
 
@@ -147,23 +148,16 @@ def sweep_notes(run: MatrixRun, p: SweepParameters) -> list:
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
         f'This run: {training}, {prompts_of(run.entries)}.'
-        ' In brackets: number of trainings whose interval excludes zero.',
+        ' Differences: 95 % interval over seeds and references, verdict by Holm’s correction over the table.',
+        *fusion_notes(run.entries),
     ]
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #24e54e13
-def difference(per_query, a: str, b: str, task: str, seed=0) -> list:  # one for each seed
+def difference(per_query, a: str, b: str, task: str, seed=0) -> dict:  # as `contrast`
     "How much better `a` is than `b` in the score of a task."
-    return contrast_seeds(
+    return contrast(
         per_query[(per_query.task == task) & per_query.method.isin([a, b])], {a: 1, b: -1}, of='score', seed=seed
     )
-
-
-def format_differences(found: list) -> str:
-    "Mean difference over seeds and what each of them allows one to say."
-    sure = [verdict(c) for c in found]
-    words = [f'{w} in {sure.count(w)}' for w in ('better', 'worse') if w in sure]
-    how = sure[0] if len(found) == 1 else f'{", ".join(words) + " of" if words else "undecided in all"} {len(found)}'
-    return f'{np.mean([c["diff"] for c in found]):+.1f}'.replace('-', '−') + f' ({how})'
 
 
 def claim_evidence_of(per_query, titles: dict, pairs, tasks=('full',), seed=0) -> list:
@@ -188,32 +182,33 @@ def mean_of(per_query, method: str, task: str) -> str:
     return f'{t.mean():.1f}' + (f' ± {t.std():.1f}' if len(t) > 1 else '')
 
 
+def variant_differences(per_query, titles: dict, base: str, seed=0) -> dict:  # (variant, task) -> comparison
+    "Every variant against the base on every task that was ranked, corrected for their number."
+    tasks = [t for t in api.task_metrics() if t in set(per_query.task)]
+    return corrected({(m, t): difference(per_query, m, base, t, seed) for t in tasks for m in titles if m != base})
+
+
 def variant_table(per_query, titles: dict, base: str, seed=0) -> pd.DataFrame:
     "Score of every variant on every task, and its difference to the base."
-    rows = []
+    found, rows = variant_differences(per_query, titles, base, seed), []
     for m, title in titles.items():
         row = {'variant': title}
         for t in [t for t in api.task_metrics() if t in set(per_query.task)]:
-            row |= {
-                score_title(t): mean_of(per_query, m, t),
-                f'against {titles[base]}, {score_title(t).split()[0]}': (
-                    '' if m == base else format_differences(difference(per_query, m, base, t, seed))
-                ),
-            }
+            heading = f'against {titles[base]}, {score_title(t).split()[0]}'
+            row |= {score_title(t): mean_of(per_query, m, t), heading: ''}
+            if m != base:
+                row[heading] = format_difference(found[m, t])
         rows.append(row)
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #bee41026
 def variant_forest(per_query, titles: dict, base: str, task: str, seed=0):
-    "Mean differences to the base, with intervals that span those of all seeds; nothing where the task was not ranked."
+    "Differences to the base with their intervals; nothing where the task was not ranked."
     if task not in set(per_query.task):
         return None
-    cs = {m: interval_envelope(difference(per_query, m, base, task, seed)) for m in titles if m != base}
-    return forest(
-        [(titles[m], c['diff'], c['low'], c['high']) for m, c in cs.items()],
-        f'difference in {score_title(task)}, points',
-        f'Variant − {titles[base]}',
-    )
+    found = {titles[m]: c for (m, t), c in variant_differences(per_query, titles, base, seed).items() if t == task}
+    xlabel = f'difference in {score_title(task)}, points'
+    return forest(forest_rows(found), xlabel, f'Variant − {titles[base]}')
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #0714d640
 def printed_ablation(table: str, setting: str) -> pd.DataFrame:  # one row a variant, one column a data set and metric

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .. import api
-from ..api import Plugin, Style
+from ..api import Plugin
 from ..backbones.features import TextMemory, l2_normalize
 from ..core.code import code_version, held_state
 from ..core.store import fingerprint
@@ -159,7 +159,6 @@ class BaselinePlugin(Plugin):
 IMAGE_ONLY = BaselinePlugin('image_only', 'Image only', 'blue', reads_text=False)
 TEXT_ONLY = BaselinePlugin('text_only', 'Text only', 'orange')
 IMAGE_TEXT = BaselinePlugin('image_text', 'Image + Text', 'green', 'image+text')
-IMAGE_TEXT.variants = {'image_text_tuned': Style('Image + Text, tuned', '#44AA99')}
 IMAGE_TEXT_NORMALISED = BaselinePlugin('image_text_normalised', 'Image + Text (unit vectors)', 'sky')
 RANDOM_SCORES = BaselinePlugin('random_scores', 'Random scores', 'grey', reads_text=False)
 

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['NETS', 'PROMPT', 'Prompt', 'PSEUDO_WORD_READING', 'Phi', 'Mapper', 'make_net', 'check_prompt', 'PseudoWord',
-           'save_phi', 'read_phi', 'load_pseudo_word', 'PseudoWordObjective', 'training_images',
-           'training_image_features']
+           'without_pseudo_word', 'TextInPrompt', 'save_phi', 'read_phi', 'load_pseudo_word', 'PseudoWordObjective',
+           'training_images', 'training_image_features']
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #3200b5aa
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -134,6 +135,26 @@ class PseudoWord(FeatureMethod):
             raise ValueError(f'texts: give a list with one text for each of the {len(ref)} references, not {given!r}')
         prompts = [self.prompt.replace('{condition}', no_placeholder(t)) for t in texts]
         return l2_normalize(self.backbone.encode_pseudo(prompts, self.words(ref)).cpu())
+
+# %% ../../nbs/04b_methods/04_pseudo_words.ipynb #e7317221
+def without_pseudo_word(prompt: str) -> str:
+    "A prompt without its `$`, and without `of` before it."
+    return ' '.join(re.sub(r'(^| of | )\$(?= )', ' ', prompt).split())
+
+
+@dataclass(kw_only=True)
+class TextInPrompt(FeatureMethod):
+    "The condition alone in the prompt of a pseudo-word, which is left out."
+
+    prompt: str = PROMPT
+
+    def with_prompt(self, prompt: str) -> 'TextInPrompt':
+        "The same method with another prompt."
+        return replace(self, prompt=prompt)
+
+    def encode_query(self, ref, texts) -> torch.Tensor:  # (B,D), l2-normalised
+        text = without_pseudo_word(self.prompt)
+        return l2_normalize(self.read([text.replace('{condition}', t) for t in texts]))
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #ff272d2c
 def save_phi(folder, m: PseudoWord, pretrained: str = 'default') -> Path:

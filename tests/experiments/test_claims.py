@@ -140,6 +140,9 @@ def line(low, role=''):
     'lines, said',
     [
         ([line(1), line(-9, OWN_COMPARISON)], 'reproduced'),  # an own comparison is not judged
+        ([line(1, OWN_COMPARISON)], cl.NOT_HERE),  # nothing of the claim itself
+        ([line(1) | dict(p=0.03)], 'reproduced'),
+        ([line(1) | dict(p=0.03)] * 2, 'undecided'),  # corrected for their number
         ([line(1), dict(what='c', role=UNTESTED)], 'undecided'),
         ([line(-9), dict(what='c', role=UNTESTED)], 'not reproduced'),
         ([line(1, BY_CONSTRUCTION)], cl.CERTAIN),

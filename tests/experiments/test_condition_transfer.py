@@ -99,12 +99,12 @@ def test_text_alone_is_a_rival_of_every_training_by_words():
     )
 
 
-def test_the_sum_of_the_start_is_tuned_on_queries_without_held_out_words(monkeypatch):
-    seen = []
-    monkeypatch.setattr(ct, 'recall_at_1', lambda method, task: seen.append(task) or 0.0)
+def test_late_fusions_of_the_start_are_set_on_queries_without_held_out_words():
     p = dict(training='condvit_category', shorter=dict(samples=20, val_samples=30, distractors=5), seeds=[0])
     p |= dict(backbone='tiny_xs', pretrained='default', device='cpu', held_out=['scarf', 'coat'])
-    ct.start_sum(p, load_backbone('tiny_xs', device='cpu'), ['text', 'noun'])
+    tuned, by_product = ct.start_fusions(p, load_backbone('tiny_xs', device='cpu'))
+    assert (tuned.name, by_product.name) == (ct.TUNED, ct.PRODUCT)
+    seen = [tuned.validation(SimpleNamespace(task=by)) for by in ('text', 'noun')]
     captions, nouns = (t.queries.condition.tolist() for t in (seen[0], seen[-1]))
     assert 0 < len(captions) == len(nouns) < 30 and set(captions).isdisjoint(nouns)
     assert not any(ct.has_words(c, p['held_out']) for c in [*captions, *nouns])

@@ -83,8 +83,11 @@ def test_a_late_block_that_hurts_is_evidence_and_named_in_the_finding():
     found = run(ranks, four)
     assert [verdict(c) for c in depth_evidence(found, 9, 0.25)['L11']] == ['better'] * 3
     text, accuracy = depth_finding(found, scores(ranks), 9).split('. ')
-    assert text.startswith('R@1 among 9 distractors, minus before block 1: before block 2 +0.0 (undecided in all 2)')
-    assert text.endswith('before block 4 −100.0 (worse in 2 of 2); no condition −100.0 (worse in 2 of 2)')
+    assert text.startswith(
+        'R@1 among 9 distractors, minus before block 1: before block 2 +0.00 [+0.00, +0.00] (undecided'
+    )
+    worse = '−100.0 [−100.0, −100.0] (worse; 0 of 2 seeds above zero)'
+    assert text.endswith(f'before block 4 {worse}; no condition {worse}')
     assert accuracy.startswith('Cat@1: before block 1 85.0 ± 7.1, before block 2') and 'no condition' not in accuracy
     flat = depth_evidence(run(dict.fromkeys(four, GOOD), four), 9, 0.25)['L11']
     assert [verdict(c) for c in flat] == ['better', 'better', 'undecided']
@@ -98,7 +101,7 @@ def test_an_early_block_that_is_worse_than_the_limit_refutes_the_claim():
 
 @pytest.mark.parametrize('low, high, said', [(-1, 1, 'better'), (-9, 1, 'undecided'), (7, 9, 'worse')])
 def test_a_difference_lies_within_a_limit(low, high, said):
-    found = within([dict(diff=(low + high) / 2, low=low, high=high)], 5, 'a − b')
+    found = within(dict(diff=(low + high) / 2, low=low, high=high), 5, 'a − b')
     verdicts = [verdict(c) for c in found]
     assert said in verdicts and ('better' in verdicts or said != 'better')
     assert [c['what'] for c in found] == ['a − b + 5', '5 − (a − b)']
@@ -136,12 +139,11 @@ def test_the_number_of_queries_that_is_needed_resolves_the_limit():
 
 @pytest.mark.parametrize('limit, needed', [(2, 0), (1, 0), (0.5, 400), (0.1, 10_000), (0, 0)])
 def test_half_an_interval_falls_with_the_root_of_the_queries(limit, needed):
-    narrow, wide = dict(low=0, high=1, n=100), dict(low=-1, high=1, n=100)
-    assert queries_needed([narrow, wide], limit) == needed
+    assert queries_needed(dict(query_sd=1 / 1.96, n=100), limit) == needed
 
 
 def test_too_few_queries_are_a_verdict_with_their_number():
-    outcome = judge_evidence(within([dict(diff=0.0, low=-2.0, high=2.0, n=100)], 1, 'a − b'))
+    outcome = judge_evidence(within(dict(diff=0.0, low=-2.0, high=2.0, n=100, query_sd=2 / 1.96), 1, 'a − b'))
     assert outcome.verdict == TOO_FEW
     assert outcome.effect == 'a − b: +0.0 [−2.0, +2.0] points; asked: −1 to 1; too few queries, about 400 are needed'
 
@@ -152,7 +154,7 @@ def test_the_table_has_the_untrained_network_and_chance():
     found.benchmark = SimpleNamespace(tasks=dict(category=gallery_of(GOOD)))
     table = variant_scores(found, scores(ranks), 'block_1', 9).set_index('variant')
     assert list(table.index) == ['before block 1', 'before block 4', 'condvit_start', 'Chance']
-    assert table.loc['condvit_start'].iloc[-1] == '−100.0 (worse in 2 of 2)'
+    assert table.loc['condvit_start'].iloc[-1] == '−100.0 [−100.0, −100.0] (worse; 0 of 2 seeds above zero)'
     assert table.loc['Chance', 'R@1'] == f'{100 / 39:.2f}'  # 30 targets, 9 distractors
 
 

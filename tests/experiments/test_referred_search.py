@@ -3,13 +3,13 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from condvit_files import published_shapes, random_file
 from lrvsf_files import Hand, MadeUp
 
 from cis_nb import api
 from cis_nb.api import Unsolved
 from cis_nb.backbones.conditional_vit import conditional_vit
-from cis_nb.backbones.features import TextMemory
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
@@ -22,7 +22,7 @@ from cis_nb.experiments.referred_search import (
     CROP,
     FILTERED,
     ReferredRun,
-    TunedSum,
+    late_fusions,
     accuracy_lines,
     bootstrap_table,
     caption_gain,
@@ -47,7 +47,7 @@ from cis_nb.experiments.referred_search import (
     slope_interval,
     visible_areas,
 )
-from cis_nb.experiments.pseudo_words import TunedFusion
+from cis_nb.methods.late_fusion import weighted_sum
 from cis_nb.methods import condvit as condvit_module
 from cis_nb.methods.condvit import CondViTMethod
 from cis_nb.train import settings
@@ -126,9 +126,9 @@ def test_a_task_is_encoded_once_for_rankings_filter_and_subsets(world, model, tm
 def test_queries_of_one_outfit_are_redrawn_together():
     ranks = {'a': [1] * 10 + [2] * 10, 'b': [2] * 20}
     run = lines(ranks, seeds=(0,))
-    alone = leads(run, 'a', ['b'], 5)['b'][0]
+    alone = leads(run, 'a', ['b'], 5)['b']
     run.per_query['family'] = run.per_query['query_id'] // 5  # four outfits, each found or lost as a whole
-    tied = leads(run, 'a', ['b'], 5)['b'][0]
+    tied = leads(run, 'a', ['b'], 5)['b']
     assert tied['high'] - tied['low'] > 1.5 * (alone['high'] - alone['low'])
 
 
@@ -165,20 +165,20 @@ def test_a_table_of_subsets_has_the_largest_gallery_once():
     assert bootstrap_table(run, []).empty
 
 
-def test_the_tuned_sum_has_a_weight_for_each_condition_and_says_it(world, model):
-    curves = dict(category={0.0: 5.0, 0.5: 9.0, 1.0: 9.0}, text={0.0: 1.0, 0.5: 2.0, 1.0: 3.0})
-    m = TunedSum(TunedFusion(curves, TextMemory(model)))
-    assert (m.title, m.note) == (
-        'Image + Text, tuned',
-        'Its share of the text: 0.5 under the category, 1.0 under a caption.',
-    )
+def test_late_fusions_are_set_for_each_condition_and_say_how(world, model):
+    tuned, by_product = late_fusions(model, 'world', 12, ['text'])
+    curve = {0.0: 1.0, 0.5: 2.0, 1.0: 3.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('cis_nb.methods.late_fusion.text_weight_curve', lambda task, read: curve)
+        by_text = tuned.for_task(world.tasks['text'])
+    assert tuned.note == 'Image + Text, tuned, weight of the text: 1 (Text)'
     ref, texts = np.ones((1, model.D), np.float32), ['a red hat']
-    by_text = m.for_task(world.tasks['text']).encode_query(ref, texts)
-    assert np.allclose(by_text, m.fusion.read(texts) / m.fusion.read(texts).norm(), atol=1e-6)
-    other = TunedSum(TunedFusion(dict(curves, text={0.0: 4.0}), m.fusion.read))
-    assert other.fingerprint != m.fingerprint
-    with pytest.raises(Unsolved, match='no weight was chosen; there are category'):
-        TunedSum(TunedFusion(dict(category={0.0: 1.0}), m.fusion.read)).for_task(world.tasks['text'])
+    assert np.allclose(by_text.encode_query(ref, texts), tuned.read(texts) / tuned.read(texts).norm(), atol=1e-6)
+    score = by_product.for_task(world.tasks['text']).score
+    assert score(torch.ones(2, 2 * model.D), torch.ones(3, model.D)).shape == (2, 3)
+    assert by_text.fingerprint != weighted_sum(0.5, tuned.read).fingerprint
+    with pytest.raises(Unsolved, match='nothing was set for it; there are text'):
+        tuned.for_task(world.tasks['category'])
 
 
 @pytest.mark.e2e
@@ -229,7 +229,7 @@ def test_evidence_says_by_how_much_condvit_leads():
 
 def test_leads_are_one_for_each_seed():
     found = leads(lines(dict(zip(NAMES, ([1, 2] * 10, [2, 2] * 10)))), *map(str, list(NAMES)[:1]), list(NAMES)[1:], 5)
-    assert [c['diff'] for c in found[list(NAMES)[1]]] == [50, 50, 50]
+    assert found[list(NAMES)[1]]['by_seed'] == [50, 50, 50]
 
 
 def test_an_unranked_number_of_distractors_is_refused():
@@ -341,7 +341,7 @@ def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():
     size, place = np.repeat(np.arange(6.0), 500), np.tile(np.arange(500) / 500, 6)
     strong = place < 0.3 + 0.1 * size - 1e-9  # the shares are exact: ten points more for each doubling,
     weak = place < 0.06 + 0.02 * size - 1e-9  # and two points, a fifth at every size
-    pair = slope_interval(size, [weak, strong], np.arange(3000), (1, -1))
+    pair = slope_interval(size, [[weak], [strong]], np.arange(3000), (1, -1))
     assert pair['diff'] == pytest.approx(0, abs=1e-6) and pair['low'] < 0 < pair['high']
     assert np.polyfit(size, weak, 1)[0] == pytest.approx(np.polyfit(size, strong, 1)[0] / 5)
 
@@ -397,6 +397,6 @@ def test_the_figures_by_category_show_the_main_methods():
 
 def test_the_interval_of_a_slope_redraws_families():
     x, hit = np.repeat(np.arange(6.0), 50), np.repeat([0, 100, 0, 100, 0, 100], 50)
-    alone, together = (slope_interval(x, hit, f) for f in (np.arange(300), np.arange(300) // 25))
+    alone, together = (slope_interval(x, [[hit]], f) for f in (np.arange(300), np.arange(300) // 25))
     assert alone['diff'] == together['diff'] == pytest.approx(100 * np.polyfit(x, hit, 1)[0] / 50)
     assert together['high'] - together['low'] > 2 * (alone['high'] - alone['low'])
