@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NETS', 'PROMPT', 'Prompt', 'PSEUDO_WORD_READING', 'Phi', 'Mapper', 'make_net', 'check_prompt', 'PseudoWord',
-           'save_phi', 'read_phi', 'load_pseudo_word', 'PseudoWordObjective', 'training_images',
-           'training_image_features']
+           'padding_of', 'pad_images', 'save_phi', 'read_phi', 'load_pseudo_word', 'PseudoWordObjective',
+           'training_images', 'training_image_features']
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #3200b5aa
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.parameters import one_of
 from ..data.augmentation import stored_size
-from ..data.image_sources import ImageSource, folder_images
+from ..data.image_sources import ImageSource, folder_images, whole_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
 from .baselines import FeatureMethod
@@ -136,6 +136,20 @@ class PseudoWord(FeatureMethod):
         return l2_normalize(self.backbone.encode_pseudo(prompts, self.words(ref)).cpu())
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #ff272d2c
+def padding_of(backbone) -> float:
+    "The ratio of sides that a backbone pads images to before it reads them; 0: it does not."
+    return backbone.image_tower.preprocessor.target_pad if hasattr(backbone, 'with_padding') else 0
+
+
+def pad_images(backbone, ratio: float):
+    "A backbone with that padding, `padding_of`; ValueError for one that cannot pad."
+    if ratio == padding_of(backbone):
+        return backbone
+    if not hasattr(backbone, 'with_padding'):
+        raise ValueError(f'target_pad: {backbone.name} cannot pad its images; use a CLIP of this book, or no padding')
+    return backbone.with_padding(ratio)
+
+
 def save_phi(folder, m: PseudoWord, pretrained: str = 'default') -> Path:
     "Write a φ and what it was trained on."
     about = dict(
@@ -147,6 +161,7 @@ def save_phi(folder, m: PseudoWord, pretrained: str = 'default') -> Path:
         backbone=m.backbone.name,
         pretrained=pretrained,
         fingerprint=m.backbone.fingerprint,
+        target_pad=padding_of(m.backbone),
     )
     return write_net(folder, 'phi', m.phi, about)
 
@@ -170,6 +185,7 @@ def load_pseudo_word(
     net, about = read_phi(run)
     if backbone is None:
         backbone = load_backbone(about['backbone'], about['pretrained'], device)
+    backbone = pad_images(backbone, about['target_pad'])
     check_backbone(backbone, about, run, 'this φ')
     learned = dict(phi=net.to(backbone.device), prompt=about['prompt'], unit_input=about['unit_input'])
     name = Path(run_folder(run)).name
@@ -196,10 +212,11 @@ class PseudoWordObjective(RetrievalValidation):
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #bfa4f7e4
 def training_images(backbone, data: str, world_images: int) -> ImageSource:
-    "The images of the training split that `data` names."
+    "The images of the training split that `data` names: squares, or whole ones for a backbone that pads them."
     root, size = captions_root(data, world_images), stored_size(backbone.image_size)
     table = pd.read_parquet(packed_folder(root, size) / 'images.parquet', columns=['key', 'split'])
-    return folder_images(root, size).only(table.query('split=="train"').key.tolist())
+    source = whole_images if padding_of(backbone) else folder_images
+    return source(root, size).only(table.query('split=="train"').key.tolist())
 
 
 def training_image_features(backbone, data: str, world_images: int) -> np.ndarray:  # (N,D)

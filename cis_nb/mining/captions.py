@@ -231,7 +231,8 @@ def joins_previous_word(prep) -> bool:
     before, on = prep.nbor(-1) if prep.i else prep, prep.head
     if before.i != on.i:
         return before.head.i == on.i and before.lower_ in ('next', 'close', 'away', 'far')
-    return on.pos_ in ('ADJ', 'ADV', 'ADP') or on.pos_ == 'VERB' and on.lower_ in PHRASAL_VERBS.get(prep.lower_, ())
+    joined = on.pos_ in ('ADJ', 'ADV', 'ADP') and on.dep_ != 'pobj'  # 'full of', but not 'next to each other in'
+    return joined or on.pos_ == 'VERB' and on.lower_ in PHRASAL_VERBS.get(prep.lower_, ())
 
 
 def prepositional_relation(noun, rules):
