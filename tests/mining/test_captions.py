@@ -488,7 +488,7 @@ def test_rates_count_what_they_say():
 def test_the_published_list_of_phrasal_verbs_matches_lemmas():
     lists = [(ROOT / f'cis_nb/assets/{name}.txt').read_text().splitlines() for name in LISTS]
     assert [sum(not line.startswith('#') for line in lines) for lines in lists] == [1771, 10]
-    whole = 'sit on|sits on|sat on|sitting on|running through|ran through|jumping in|jumped in|looking at|takes off'
+    whole = 'sit on|sits on|sat on|sitting on|running through|ran through|jumping in|jumped in|takes off'
     assert set(whole.split('|')) <= published_phrasal_verbs()
     assert not {'siting on', 'jumpping in', 'standing on', 'walking along', 'on', 'sit'} & published_phrasal_verbs()
 
