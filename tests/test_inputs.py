@@ -46,7 +46,7 @@ PLUGINS = dict(
     combiner=(lambda _: combiner, 'CombinerPlugin', dict(triplets='cirr')),
     lincir=(lambda _: lincir, 'LinCIRPlugin', {}),
     pic2word=(lambda _: pic2word, 'Pic2WordPlugin', {}),
-    searle=(lambda _: searle, 'SearlePlugin', {}),
+    searle=(lambda _: searle, 'SearlePlugin', dict(target_pad=False)),
     condvit=(lambda _: condvit, 'CondViTPlugin', dict(texts='captions')),
     combiner_products=(lambda _: combiner_products, 'ProductCombinerPlugin', {}),
     compodiff=(

@@ -294,8 +294,9 @@ def vit_shape(shapes: dict, path) -> ViTShape:  # name -> shape
     return ViTShape(width, patch, side * patch, layers, D)
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #00ef0612
-def read_tensors(path) -> tuple:  # name -> tensor, description
-    "The tensors of a .safetensors or .pt file; ValueError for another file, FileNotFoundError for none."
+def read_tensors(path, inside: str = '') -> tuple:  # name -> tensor, description
+    """The tensors of a .safetensors or .pt file, there perhaps in its entry `inside`, without the prefix `module.`;
+    ValueError for another file, FileNotFoundError for none."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f'{path}: no such file; give the .safetensors or .pt file of the model')
@@ -312,9 +313,11 @@ def read_tensors(path) -> tuple:  # name -> tensor, description
             f'{path} cannot be read as tensors ({type(e).__name__}: {str(e)[:120]}): it is damaged, or a pickle of '
             'more than tensors, which is not opened because it can run code; save its state_dict as safetensors'
         ) from None
+    if inside and isinstance(tensors, dict):
+        tensors = tensors.get(inside, tensors)
     if not isinstance(tensors, dict) or not all(torch.is_tensor(t) for t in tensors.values()):
         raise ValueError(f'{path}: the file must hold tensors by name at its top level')
-    return tensors, about
+    return {str(k).removeprefix('module.'): t for k, t in tensors.items()}, about
 
 
 def key_faults(found: dict, needed: dict) -> str:  # name -> shape

@@ -10,6 +10,7 @@ __all__ = ['CIRCO_SPLITS', 'ASPECTS', 'CIRCO_ANNOTATIONS', 'INFO', 'CIRCO_IMAGES
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #8ef8abf6
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,12 +287,19 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
     return ''
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #218874b2
+def _as_number(image):
+    "An id that is written as text, as a number; the official evaluator reads both."
+    return int(image) if isinstance(image, str) and re.fullmatch('[0-9]{1,12}', image) else image
+
+
 def check_circo_submission(path, c: Circo, gallery=None) -> dict:
     "The content of a submission; raises ValueError for what the server would refuse."
     try:
         s = json.loads(Path(path).read_text(encoding='utf-8'))
     except ValueError as e:
         raise ValueError(f'{path}: no submission: {e}') from None
+    if isinstance(s, dict):
+        s = {q: [*map(_as_number, ids)] if isinstance(ids, list) else ids for q, ids in s.items()}
     if why := _submission_fault(s, c, gallery):
         raise ValueError(f'{path}: {why}')
     return s

@@ -57,7 +57,7 @@ def _canonical(o):
         return {'content': path_hash(o)}
     if isinstance(o, np.ndarray) and o.dtype != object:
         a = np.asarray(o, dtype=o.dtype.newbyteorder('<'), order='C')
-        return {'array': [a.dtype.str, list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()]}
+        return {'array': [a.dtype.str, list(a.shape), hashlib.sha256(a.reshape(-1).view(np.uint8)).hexdigest()]}
     raise TypeError(f'no fingerprint for a {type(o).__name__}: {str(o)[:60]}')
 
 

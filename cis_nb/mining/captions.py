@@ -8,12 +8,13 @@ __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_R
            'chunk_words', 'find_entities', 'conjuncts', 'child_by_dep', 'passive_agent', 'nominal_subject',
            'participle_subject', 'relative_subject', 'passive_subject', 'existential_subject', 'shared_subject',
            'find_subject', 'direct_relation', 'passive_relation', 'reduced_passive_relation', 'attachment_noun',
-           'compound_preposition', 'joins_previous_word', 'prepositional_relation', 'Relation', 'find_triples',
-           'entity_of_token', 'extract_relations', 'find_attributes', 'keyword_spans', 'truncate_caption',
-           'split_columns', 'read_caption_lines', 'read_captions', 'parse_captions', 'shard_table', 'write_shard',
-           'is_complete_shard', 'relation_shards', 'read_shards', 'read_relations', 'parse_expected',
-           'annotated_captions', 'score_relations', 'precision_recall', 'f1_interval', 'reference_quality',
-           'error_cause', 'missed_relations', 'full_pipeline', 'one_by_one', 'in_batches', 'cpu_seconds', 'parse_rates']
+           'published_phrasal_verbs', 'published_prepositions', 'compound_preposition', 'is_phrasal',
+           'joins_previous_word', 'prepositional_relation', 'Relation', 'find_triples', 'entity_of_token',
+           'extract_relations', 'find_attributes', 'keyword_spans', 'truncate_caption', 'split_columns',
+           'read_caption_lines', 'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'is_complete_shard',
+           'relation_shards', 'read_shards', 'read_relations', 'parse_expected', 'annotated_captions',
+           'score_relations', 'precision_recall', 'f1_interval', 'reference_quality', 'error_cause', 'missed_relations',
+           'full_pipeline', 'one_by_one', 'in_batches', 'cpu_seconds', 'parse_rates']
 
 # %% ../../nbs/03_mining/01_captions.ipynb #17738602
 import gzip
@@ -139,8 +140,10 @@ def shared_subject(verb):
     return None
 
 # %% ../../nbs/03_mining/01_captions.ipynb #1aff9227
+_SUBJECTS = (passive_agent, nominal_subject, participle_subject)
 SUBJECT_RULES = dict(
-    published=(passive_agent, nominal_subject, participle_subject),
+    published=_SUBJECTS,
+    own=_SUBJECTS,
     wider=(
         passive_agent,
         relative_subject,
@@ -153,7 +156,7 @@ SUBJECT_RULES = dict(
 )
 
 
-def find_subject(verb, rules='published'):
+def find_subject(verb, rules='own'):
     "The subject of a verb by the first of the `SUBJECT_RULES` that finds one, or None."
     return next((s for rule in SUBJECT_RULES[rules] if (s := rule(verb)) is not None), None)
 
@@ -179,7 +182,8 @@ def attachment_noun(token, rules):
         return token
     if token.pos_ in ('VERB', 'AUX') or token.dep_ == 'acl':
         return find_subject(token, rules)
-    if token.pos_ in ('ADJ', 'ADV', 'ADP') and token.head.i != token.i:
+    modifier = rules != 'published' or token.dep_ in ('amod', 'advmod')
+    if token.pos_ in ('ADJ', 'ADV', 'ADP') and token.head.i != token.i and modifier:
         return attachment_noun(token.head, rules)
     return None
 
@@ -216,22 +220,87 @@ _PHRASAL_VERBS = {  # preposition: forms of verbs that make a phrasal verb with 
     'in': 'covered',
 }
 PHRASAL_VERBS = {preposition: frozenset(forms.split()) for preposition, forms in _PHRASAL_VERBS.items()}
+_IRREGULAR = (  # verb, past, participle of verbs in the published list
+    'be was been|be were being|be is are|be am are|beat beat beaten|bear bore borne|bend bent bent|blow blew blown|'
+    'break broke broken|bring brought brought|buy bought bought|build built built|burn burnt burnt|cast cast cast|'
+    'catch caught caught|choose chose chosen|come came come|creep crept crept|deal dealt dealt|dig dug dug|do did done|'
+    'do does done|draw drew drawn|dream dreamt dreamt|drink drank drunk|drive drove driven|dwell dwelt dwelt|'
+    'eat ate eaten|fall fell fallen|feed fed fed|feel felt felt|fight fought fought|find found found|fly flew flown|'
+    'freeze froze frozen|get got gotten|give gave given|go went gone|go goes gone|grind ground ground|grow grew grown|'
+    'hang hung hung|have had has|hold held held|keep kept kept|lay laid laid|lead led led|lean leant leant|'
+    'leave left left|let let let|lie lay lain|light lit lit|lose lost lost|make made made|meet met met|pay paid paid|'
+    'read read read|ride rode ridden|ring rang rung|run ran run|see saw seen|sell sold sold|send sent sent|'
+    'shake shook shaken|shoot shot shot|show showed shown|sink sank sunk|sit sat sat|sleep slept slept|'
+    'speak spoke spoken|'
+    'spit spat spat|stand stood stood|stick stuck stuck|strike struck struck|swear swore sworn|sweep swept swept|'
+    'swing swung swung|take took taken|tear tore torn|tell told told|think thought thought|throw threw thrown|'
+    'wake woke woken|wear wore worn|write wrote written'
+)
+
+
+def _regular_forms(verb: str) -> set:
+    "A verb with its regular endings."
+    short = re.fullmatch('[^aeiou]*[aeiou][^aeiouwxy]', verb)  # 'sit': the last letter is doubled
+    stem = verb + verb[-1] if short else verb
+    if verb.endswith('e') and not verb.endswith('ee'):
+        return {verb, verb + 's', verb + 'd', (verb[:-2] + 'y' if verb.endswith('ie') else verb[:-1]) + 'ing'}
+    if re.search('[^aeiou]y$', verb):
+        return {verb, verb[:-1] + 'ies', verb[:-1] + 'ied', verb + 'ing'}
+    return {verb, verb + ('es' if re.search('(s|x|z|ch|sh|o)$', verb) else 's'), stem + 'ed', stem + 'ing'}
+
+
+def _asset_lines(name: str) -> list:
+    "The lines of a list that is shipped, comments aside."
+    path = Path(cis_nb.__file__).resolve().parent / 'assets' / name
+    return [line for line in path.read_text(encoding='utf-8').splitlines() if not line.startswith('#')]
+
+
+@lru_cache(maxsize=1)
+def published_phrasal_verbs() -> frozenset:
+    "'sits on', 'sitting on', … of the published list, whose entries are lemmas."
+    irregular = [forms.split() for forms in _IRREGULAR.split('|')]
+    found = set()
+    for entry in _asset_lines('phrasal_verbs.txt'):
+        verb, _, rest = entry.partition(' ')
+        forms = _regular_forms(verb).union(*(row for row in irregular if row[0] == verb))
+        found |= {f'{form} {rest}' for form in forms}
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1)
+def published_prepositions() -> frozenset:
+    "'in front of', … of the published list."
+    return frozenset(_asset_lines('phrasal_prepositions.txt'))
 
 # %% ../../nbs/03_mining/01_captions.ipynb #a2067feb
-def compound_preposition(prep) -> str:
+def compound_preposition(prep, rules='own') -> str:
     "'in front of', if this is its 'of'; else ''."
     inner = prep.head
+    if rules == 'published':
+        text = prep.doc[inner.head.i : prep.i + 1].text if inner.dep_ == 'pobj' else ''
+        return text if text.lower() in published_prepositions() else ''
     if prep.lower_ != 'of' or inner.dep_ != 'pobj' or not inner.head.i < inner.i < prep.i:
         return ''
     return m[0] if (m := COMPOUND_PREPOSITION.fullmatch(prep.doc[inner.head.i : prep.i + 1].text)) else ''
 
 
-def joins_previous_word(prep) -> bool:
+def is_phrasal(verb, prep, rules='own') -> bool:
+    "Does a verb make a phrasal verb with the preposition that follows it?"
+    if rules == 'published':
+        return f'{verb.lower_} {prep.lower_}' in published_phrasal_verbs()
+    return verb.lower_ in PHRASAL_VERBS.get(prep.lower_, ())
+
+
+def joins_previous_word(prep, rules='own') -> bool:
     "Does the preposition make one predicate with the word before it?"
     before, on = prep.nbor(-1) if prep.i else prep, prep.head
+    if rules == 'published':
+        phrasal = on.pos_ == 'VERB' and is_phrasal(on, prep, rules)
+        return before.i == on.i and (phrasal or on.dep_ in ('amod', 'advmod'))
     if before.i != on.i:
         return before.head.i == on.i and before.lower_ in ('next', 'close', 'away', 'far')
-    return on.pos_ in ('ADJ', 'ADV', 'ADP') or on.pos_ == 'VERB' and on.lower_ in PHRASAL_VERBS.get(prep.lower_, ())
+    joined = on.pos_ in ('ADJ', 'ADV', 'ADP') and on.dep_ != 'pobj'  # 'full of', but not 'next to each other in'
+    return joined or on.pos_ == 'VERB' and is_phrasal(on, prep, rules)
 
 
 def prepositional_relation(noun, rules):
@@ -239,9 +308,11 @@ def prepositional_relation(noun, rules):
     prep = noun.head
     if noun.dep_ != 'pobj' or prep.dep_ == 'agent':
         return []
-    if text := compound_preposition(prep):
-        return [(attachment_noun(prep.head.head.head, rules), text, noun)]
-    return [(attachment_noun(prep.head, rules), prep.doc[prep.i - joins_previous_word(prep) : prep.i + 1].text, noun)]
+    if text := compound_preposition(prep, rules):
+        on = prep.head.head.head
+        return [(on if rules == 'published' else attachment_noun(on, rules), text, noun)]
+    start = prep.i - joins_previous_word(prep, rules)
+    return [(attachment_noun(prep.head, rules), prep.doc[start : prep.i + 1].text, noun)]
 
 # %% ../../nbs/03_mining/01_captions.ipynb #b4a27f8d
 RELATION_RULES = (direct_relation, passive_relation, reduced_passive_relation, prepositional_relation)
@@ -266,16 +337,16 @@ def find_triples(doc, roots, rules):
                 yield from ((a, text, b) for a in conjuncts(s) for b in conjuncts(o) if a.i != b.i)
 
 # %% ../../nbs/03_mining/01_captions.ipynb #38e9ec46
-def entity_of_token(doc, found) -> dict:
+def entity_of_token(doc, found, rules='own') -> dict:
     "Place of a word -> the entity whose chunk it is in, without the inner nouns of phrases."
-    inner = {t.head.i for t in doc if t.lower_ == 'of' and compound_preposition(t)}
+    inner = {t.head.i for t in doc if t.lower_ in ('of', 'to') and compound_preposition(t, rules)}
     return {i: e for e in found if e.root not in inner for i in range(e.start, e.end)}
 
 
-def extract_relations(doc, attributes=False, rules='published') -> list:
+def extract_relations(doc, attributes=False, rules='own') -> list:
     "The relations of a parsed caption."
     found = find_entities(doc)
-    owner = entity_of_token(doc, found)
+    owner = entity_of_token(doc, found, rules)
     rows = [
         (owner[s.i], text, owner[o.i])
         for s, text, o in find_triples(doc, [e.root for e in found], rules)
@@ -401,14 +472,14 @@ def read_captions(root, captions: str = 'first', split: str = None, limit: int =
 RELATION_COLUMNS = ['image', 'split', 'caption', *Relation._fields]
 
 
-def parse_captions(texts, nlp, attributes=False, rules='published', batch=256) -> dict:
+def parse_captions(texts, nlp, attributes=False, rules='own', batch=256) -> dict:
     "Caption -> its relations; each different caption is parsed once."
     different = list(dict.fromkeys(texts))
     docs = nlp.pipe(different, batch_size=batch)
     return dict(zip(different, (extract_relations(d, attributes, rules) for d in docs)))
 
 
-def shard_table(rows, nlp, attributes=False, rules='published') -> tuple:
+def shard_table(rows, nlp, attributes=False, rules='own') -> tuple:
     "The relations of rows (image, split, caption) as a table with `RELATION_COLUMNS`, and the counts of the shard."
     found = parse_captions([c for *_, c in rows], nlp, attributes, rules)
     lines = [(*row, *r) for row in rows for r in found[row[2]]]
@@ -486,7 +557,7 @@ def relation_shards(
     parser: str = 'auto',  # see `load_parser`
     captions: str = 'first',  # 'first' of each image, as published, or 'all'
     attributes: bool = False,  # rows (subject, is, adjective), too
-    rules: str = 'published',  # or 'wider'
+    rules: str = 'own',  # or 'published', 'wider'
     per_shard: int = 5000,  # captions
     processes: int = None,  # None: as many as there are cores
     split: str = None,
@@ -557,7 +628,7 @@ def annotated_captions(
     return table.assign(expected=table.relations.map(parse_expected))[['set', 'construction', 'caption', 'expected']]
 
 # %% ../../nbs/03_mining/01_captions.ipynb #cc5e76e2
-def score_relations(sentences: pd.DataFrame, nlp, rules='published') -> pd.DataFrame:
+def score_relations(sentences: pd.DataFrame, nlp, rules='own') -> pd.DataFrame:
     "`annotated_captions` with the relations found (`got`) and the numbers right, found and wanted per caption."
     docs = nlp.pipe(sentences.caption)
     got = [Counter(r[:3] for r in extract_relations(d, rules=rules)) for d in docs]

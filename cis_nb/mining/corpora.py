@@ -100,7 +100,8 @@ def mask_literally(text: str, keys: list, rng) -> str:
     out = text
     for k in keys or ['']:
         if not (k and k in text):
-            return out.replace(rng.choice(text.split()), GAP)
+            words = text.split()
+            return out.replace(rng.choice(words), GAP) if words else GAP
         out = out.replace(k, GAP)
     return out
 

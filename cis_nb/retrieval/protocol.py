@@ -9,6 +9,7 @@ __all__ = ['RESULT_COLUMNS', 'Protocol', 'reachable', 'Task', 'NoQueries', 'pad_
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #25370c54
 import warnings
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -99,22 +100,36 @@ def _all_images(queries, shared) -> list:
     return list(ids)
 
 
+def _repeated(ids):
+    "The first of the ids that is there more than once."
+    return next(i for i, n in Counter(ids).items() if n > 1)
+
+
+def _check_targets(r, gallery, name: str):
+    "Refuse the targets of a query that are none, named twice, or not once in its gallery."
+    if not r.targets:
+        raise ValueError(f'{name}, query {r.query_id} has no target; name its targets or leave it out')
+    if len({*r.targets}) < len(r.targets):
+        raise ValueError(f'{name}, query {r.query_id}: target {_repeated(r.targets)!r} is named twice; name it once')
+    if gone := [t for t in r.targets if t not in gallery]:
+        raise ValueError(
+            f'{name}, query {r.query_id}: target {gone[0]!r} is not in the gallery; `reachable` leaves such queries out'
+        )
+    if not isinstance(gallery, set) and (twice := [t for t in r.targets if gallery.count(t) > 1]):
+        raise ValueError(f'{name}, query {r.query_id}: the gallery names target {twice[0]!r} twice; name it once')
+
+
 def _check_queries(q: pd.DataFrame, shared, name: str):
     "Refuse a table that cannot be ranked; name the query and say what to do."
     if len(twice := q.query_id[q.query_id.duplicated()]):
         raise ValueError(f'{name}: query id {twice.iloc[0]!r} is used twice; give each query an id of its own')
     whole = None if shared is None else set(shared)
+    if shared is not None and len(shared) > len(whole):
+        raise ValueError(f'{name}: the gallery names {_repeated(shared)!r} twice; give each image once')
     for r in q.itertuples():
-        gallery = whole if whole is not None else set(r.gallery)
         if not isinstance(r.condition, str):
             raise ValueError(f'{name}, query {r.query_id}: the condition is not text: {r.condition!r}; give a str')
-        if not r.targets:
-            raise ValueError(f'{name}, query {r.query_id} has no target; name its targets or leave it out')
-        if gone := [t for t in r.targets if t not in gallery]:
-            raise ValueError(
-                f'{name}, query {r.query_id}: target {gone[0]!r} is not in the gallery; `reachable` leaves such'
-                ' queries out'
-            )
+        _check_targets(r, list(r.gallery) if whole is None else whole, name)
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #e0746ae7
 def _content_fingerprint(q: pd.DataFrame, shared) -> str:

@@ -4,12 +4,14 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from made_up import MadeUp, fused
 from projects import DATA, ROOT, needs_data
 from cis_nb.benchmarks.circo import (
     CIRCO_SPLITS,
     audit_circo,
     check_circo_submission,
     circo_image_names,
+    circo_ranked_lists,
     read_circo,
     score_circo_submission,
 )
@@ -87,3 +89,55 @@ def test_a_list_of_images_without_numbers_is_named(tmp_path):
         '{"images": [{"id": 1, "file_name": "../../1.jpg"}]}'
     )
     assert circo_image_names(read_circo(tmp_path)) == {'1': '1.jpg'}  # a path keeps its last part only
+
+
+def small_circo(root):
+    "A made-up CIRCO of two queries among 51 images."
+    (root / 'circo/annotations').mkdir(parents=True)
+    entry = dict(relative_caption='is red', shared_concept='a cat', semantic_aspects=[])
+    entries = [
+        dict(entry, id=0, reference_img_id=60, target_img_id=2, gt_img_ids=[2, 3]),
+        dict(entry, id=1, reference_img_id=61, target_img_id=5, gt_img_ids=[5]),
+    ]
+    (root / 'circo/annotations/val.json').write_text(json.dumps(entries))
+    return read_circo(root)
+
+
+def test_ids_written_as_text_are_scored_like_numbers(tmp_path):
+    c, lists = small_circo(tmp_path), {'0': [*range(1, 51)], '1': [*range(1, 51)]}
+    (tmp_path / 'numbers.json').write_text(json.dumps(lists))
+    (tmp_path / 'text.json').write_text(json.dumps({q: [*map(str, ids)] for q, ids in lists.items()}))
+    found = score_circo_submission(tmp_path / 'text.json', c)
+    assert found.equals(score_circo_submission(tmp_path / 'numbers.json', c))
+    # query 0: (1/2 + 2/3) / 2, query 1: 1/5
+    assert found.value[0] == pytest.approx(100 * ((1 / 2 + 2 / 3) / 2 + 1 / 5) / 2)
+    assert check_circo_submission(tmp_path / 'text.json', c) == lists
+
+
+@pytest.mark.parametrize('odd', ['1a', '', '1.0', '-1', '\u0661', None, True, 1.0])
+def test_ids_that_are_no_numbers_are_refused(tmp_path, odd):
+    c = small_circo(tmp_path)
+    (tmp_path / 'odd.json').write_text(json.dumps({q: [odd, *range(2, 51)] for q in '01'}))
+    with pytest.raises(ValueError, match='odd.json: query 0 needs a list of integers'):
+        check_circo_submission(tmp_path / 'odd.json', c)
+
+
+def test_one_image_as_text_and_as_a_number_is_named_twice(tmp_path):
+    c = small_circo(tmp_path)
+    (tmp_path / 'twice.json').write_text(json.dumps({q: ['2', *range(2, 51)] for q in '01'}))
+    with pytest.raises(ValueError, match='names image 2 twice'):
+        check_circo_submission(tmp_path / 'twice.json', c)
+
+
+@pytest.mark.parametrize('broken, said', [('image', "candidate '7' is nan"), ('query', 'query 0: .* is nan')])
+def test_features_that_are_not_finite_never_reach_a_submission(tmp_path, broken, said):
+    c = small_circo(tmp_path)
+    names = [dict(id=i, file_name=f'{i}.jpg') for i in (*range(1, 51), 60, 61)]
+    (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text(json.dumps(dict(images=names)))
+    r = np.random.default_rng(0)
+    vectors = {str(n['id']): r.normal(size=8).astype(np.float32) for n in names}
+    words = {'is red': np.full(8, np.nan if broken == 'query' else 1, np.float32)}
+    if broken == 'image':
+        vectors['7'][3] = np.nan
+    with pytest.raises(ValueError, match=said):
+        circo_ranked_lists(fused(MadeUp(vectors.get, words.get)), c)

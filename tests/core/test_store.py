@@ -1,5 +1,7 @@
 "The run store: kills, races, full disks, damaged folders."
 
+import tracemalloc
+import hashlib
 import ast
 import errno
 import json
@@ -464,3 +466,17 @@ def test_fresh_processes_import_what_they_run():
     with core.fresh_pool(1) as pool:
         assert pool.submit(fingerprint, ['a']).result() == fingerprint(['a'])
         assert pool.submit(os.getppid).result() != os.getpid()
+
+
+def test_the_fingerprint_of_an_array_on_disk_takes_no_copy_of_it(tmp_path):
+    "A packed set of images may be larger than the memory; the digest is that of the array's bytes."
+    a = np.lib.format.open_memmap(tmp_path / 'a.npy', 'w+', np.uint8, (64, 1 << 20))
+    a[:] = 7
+    tracemalloc.start()
+    found = fingerprint(a)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    digest = hashlib.sha256(bytes([7]) * a.size).hexdigest()
+    text = json.dumps({'array': ['|u1', [64, 1 << 20], digest]}, sort_keys=True, separators=(',', ':'))
+    assert found == hashlib.sha256(text.encode()).hexdigest()[:16] and peak < 1 << 20
+    assert fingerprint(np.zeros((0, 3))) != fingerprint(np.zeros((3, 0)))

@@ -2,16 +2,28 @@
 
 import importlib.util
 import json
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings, strategies as st
-from projects import DATA
+from PIL import Image
+from projects import DATA, ROOT
+from cis_nb.backbones.clip import pad_to_ratio
 from cis_nb.core.store import fingerprint
 from cis_nb.methods import searle as S
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.features import l2_normalize
-from cis_nb.methods.pseudo_words import training_image_features
+from cis_nb.methods.pseudo_words import (
+    Phi,
+    PseudoWord,
+    load_pseudo_word,
+    pad_images,
+    padding_of,
+    save_phi,
+    training_image_features,
+)
 
 torch.set_num_threads(1)
 data = DATA
@@ -220,3 +232,51 @@ def test_the_two_grammars_speak_of_the_concept_and_differ():
     said = {g: S.grammar(g, 'boat', 40, np.random.default_rng(0)) for g in S.GRAMMARS}
     assert all(s.startswith('a photo of boat that ') for ss in said.values() for s in ss)
     assert not any(' is ' in s for s in said['beside']) and all(' is ' in s for s in said['world'])
+
+
+# ---- target padding
+
+
+def test_padding_adds_bars_as_published():
+    "Sides after padding from SEARLE's rule: m = longer / 1.25, bars of int((m - shorter) / 2) on both sides."
+    for size, wanted in {
+        (500, 400): (500, 400),
+        (500, 399): (500, 399),
+        (500, 200): (500, 400),
+        (300, 1000): (800, 1000),
+    }.items():
+        image = pad_to_ratio(Image.new('RGB', size, 'white'))
+        assert image.size == wanted
+        bars = np.asarray(image)[..., 0] == 0
+        assert bars.mean() == pytest.approx(1 - np.prod(size) / np.prod(wanted)) and (bars == bars[::-1, ::-1]).all()
+
+
+def test_a_padded_backbone_sees_the_ends_of_a_wide_image():
+    wide = Image.new('RGB', (200, 50), 'white')
+    wide.paste('red', (0, 0, 50, 50))
+    whole, padded = tiny, pad_images(tiny, S.TARGET_PAD)
+    assert torch.equal(whole.encode_image([wide]), whole.encode_image([Image.new('RGB', (200, 50), 'white')]))
+    seen = padded.encode_image([wide])
+    assert not torch.equal(seen, padded.encode_image([Image.new('RGB', (200, 50), 'white')]))
+    assert torch.equal(seen, whole.encode_image([pad_to_ratio(wide)])) and padded.fingerprint != whole.fingerprint
+    assert padding_of(padded) == 1.25 and padding_of(pad_images(padded, 0)) == 0
+    assert pad_images(padded, 0).fingerprint == whole.fingerprint
+
+
+def test_a_trained_word_keeps_its_padding(tmp_path):
+    padded = pad_images(tiny, S.TARGET_PAD)
+    method = PseudoWord(name='searle', title='SEARLE', backbone=padded, phi=Phi(tiny.D, tiny.W))
+    save_phi(tmp_path, method)
+    again = load_pseudo_word(tmp_path, backbone=tiny)
+    assert padding_of(again.backbone) == 1.25 and again.backbone.fingerprint == padded.fingerprint
+
+
+def test_a_backbone_without_padding_is_named():
+    with pytest.raises(ValueError, match='target_pad: other cannot pad its images'):
+        pad_images(SimpleNamespace(name='other'), S.TARGET_PAD)
+
+
+def test_the_published_settings_pad():
+    for name in 'lgh':
+        given = yaml.safe_load((ROOT / f'params/paper/05_train.searle.vit_{name}.yaml').read_text())
+        assert given['target_pad'] is True

@@ -87,3 +87,13 @@ def test_the_worlds_words_are_rated():
         all(1 <= v <= 5 for v in r.values())
         and max(r[w] for w in ('love', 'idea', 'week', 'memory', 'afternoon')) < 4.8
     )
+
+
+@needs_data('concreteness')
+def test_literal_plurals_overwrite_as_many_ratings_as_in_the_published_program():
+    words = C.read_ratings(real / C.RATINGS_FILE)
+    literal = C.literal_plurals(words)
+    assert sum(literal[w] != v for w, v in words.items()) == 1108
+    assert {w: literal[w] for w in ('dog', 'sky', 'shorts')} == dict(dog=5.0, sky=4.83, shorts=3.61)
+    assert {w: words[w] for w in ('dog', 'sky', 'shorts')} == dict(dog=4.85, sky=4.45, shorts=4.82)
+    assert C.concreteness('literal')['dog'] == 5.0 and C.concreteness()['dog'] == 4.85

@@ -167,6 +167,30 @@ def test_a_gallery_smaller_than_k():
         evaluate(method(image, backbone), bench, ks=(1, 12))
 
 
+def small_task(targets, gallery=None, shared=None) -> Task:
+    "One query with these targets and galleries."
+    queries = pd.DataFrame(dict(query_id=['q'], reference=['a'], condition=[''], targets=[targets], gallery=[gallery]))
+    return Task('b', 't', queries, None, Protocol('b'), None, shared, 'key')
+
+
+@pytest.mark.parametrize(
+    'given, said',
+    [
+        (dict(targets=['b', 'b'], shared=['b', 'c']), "query q: target 'b' is named twice"),
+        (dict(targets=['b', 'b'], gallery=['b', 'c']), "query q: target 'b' is named twice"),
+        (dict(targets=['b'], shared=['b', 'c', 'c']), "the gallery names 'c' twice"),
+        (dict(targets=['b'], gallery=['b', 'c', 'b']), "query q: the gallery names target 'b' twice"),
+    ],
+)
+def test_a_target_or_an_image_of_a_gallery_that_is_named_twice(given, said):
+    with pytest.raises(ValueError, match=said):
+        small_task(**given)
+
+
+def test_a_distractor_that_a_query_repeats_counts_twice():
+    assert len(small_task(['b'], ['b', 'c', 'c'])) == 1  # released templates of GeneCIS have such galleries
+
+
 def test_nan_features_name_the_query():
     bench, backbone, vectors, *_ = world()
     vectors[bench.queries.targets[0][0]][:] = np.nan
