@@ -479,7 +479,7 @@ def held_out(table: pd.DataFrame, images: ImageSource, name: str, rule: str) -> 
 
 @dataclass
 class TripletData:
-    "What a Combiner learns from, and what it is judged by."
+    "What a Combiner is trained on, and what it is judged by."
 
     table: pd.DataFrame  # reference_image, target_image, condition, and perhaps distractor_image
     images: ImageSource
