@@ -346,7 +346,7 @@ def covers(profile: str, named: str) -> bool:
     "Does `profile` compute all that the map names in the profile `named`?"
     return profile in (named, 'full')
 
-
+# %% ../../nbs/10_book/01_site.ipynb #3bf89aab
 def map_state(row, states: dict, profile: str) -> str:  # done, partly, failed, elsewhere, waits or diagram
     "The state of a table or figure in the book of a profile."
     if row.kind == 'D' and not row.here:

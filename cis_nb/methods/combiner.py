@@ -537,7 +537,7 @@ def make_combiner(D: int, c: CombinerConfig) -> Combiner:
     torch.manual_seed(c.seed)
     return Combiner(D, c.projection, c.hidden, c.dropout, c.start, c.normalise_inputs)
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #92812252
 class CombinerPlugin(Plugin):
     "Triplets, mined from captions or of CIRR, and a Combiner over them."
 
