@@ -360,7 +360,7 @@ def checkpoint_condition(shapes: dict, about: dict, width: int, path) -> str:  #
         )
     return 'text'
 
-
+# %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #1a1d2c08
 def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categories=LRVSF_CATEGORIES) -> CondViT:
     """A CondViT from a file with the published names: by category, by text or without condition.
     Depth (0) and activation (None) are those that the file notes, else the published ones: 1, QuickGELU.

@@ -60,7 +60,7 @@ def registered() -> dict:
     folder = stored('registered', 'plugins', names, _write_registered, all_code())
     return json.loads((folder / 'registered.json').read_text(encoding='utf-8'))
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #6653c9b2
 @lru_cache(maxsize=1024)
 def _named_in(source: str) -> tuple:  # names, modules
     "What code asks for by name, and what it imports."

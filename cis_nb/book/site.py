@@ -9,7 +9,7 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPE
            'page_output', 'count_warnings', 'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence',
            'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title', 'other_experiment', 'pages',
            'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
-           'method_matrix', 'first_figure', 'front_page', 'results', 'build_html', 'site']
+           'method_matrix', 'first_figure', 'page_numbers', 'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import base64
@@ -346,7 +346,7 @@ def covers(profile: str, named: str) -> bool:
     "Does `profile` compute all that the map names in the profile `named`?"
     return profile in (named, 'full')
 
-
+# %% ../../nbs/10_book/01_site.ipynb #3bf89aab
 def map_state(row, states: dict, profile: str) -> str:  # done, partly, failed, elsewhere, waits or diagram
     "The state of a table or figure in the book of a profile."
     if row.kind == 'D' and not row.here:
@@ -637,12 +637,25 @@ def _findings(found: dict, states: dict, folder: Path, most: int = 6) -> str:
     return render_template('findings', findings=shown) if shown else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #ac2eaab7
+def page_numbers(names: list) -> dict:  # name of a page -> number
+    "Numbers for the side bar: that of the folder, then that of the notebook, or the page's position in its folder."
+    numbers, seen = {}, {}
+    for name in names:
+        folder, _, file = name.rpartition('/')
+        part = (folder or file).split('_')[0]
+        own = re.match(r'\d+', file) if folder else None
+        seen[part] = seen.get(part, 0) + 1
+        numbers[name] = f'{part}.{int(own[0])}' if own else f'{part}.{seen[part]}' if folder else part
+    return numbers
+
+
 def _toctree(names: list, found: dict) -> str:
     "The side bar: the parts of the book and their pages."
     out = ['```{toctree}\n:hidden:\n\nWhat this is <about>\nmap\n```']
+    numbers = page_numbers(names)
     for part, begins in PARTS.items():
         some = [n for n in names if n.startswith(begins)]
-        entries = [f'{_title(n, found)} <{n}>' for n in some]
+        entries = [f'{numbers[n]} {_title(n, found)} <{n}>' for n in some]
         if entries:
             out.append(f'```{{toctree}}\n:hidden:\n:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
     return '\n\n'.join(out)

@@ -128,7 +128,7 @@ class FusionMethod(FeatureMethod):
 # %% ../../nbs/04b_methods/00_baselines.ipynb #f34201a1
 @dataclass(kw_only=True)
 class RandomScores(FeatureMethod):
-    "The method that guesses: queries and images are random vectors, made from what they are called."
+    "Chance level: queries and images are random vectors, made by a hash of their ids."
 
     seed: int = 0
 

@@ -523,7 +523,7 @@ def held_out(table: pd.DataFrame, images: ImageSource, name: str, rule: str) -> 
 
 @dataclass
 class TripletData:
-    "What a Combiner learns from, and what it is judged by."
+    "What a Combiner is trained on, and what it is judged by."
 
     table: pd.DataFrame  # reference_image, target_image, condition, and perhaps distractor_image
     images: ImageSource
@@ -581,7 +581,7 @@ def make_combiner(D: int, c: CombinerConfig) -> Combiner:
     torch.manual_seed(c.seed)
     return Combiner(D, c.projection, c.hidden, c.dropout, c.start, c.normalise_inputs)
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #92812252
 class CombinerPlugin(Plugin):
     "Triplets, mined from captions or of CIRR, and a Combiner over them."
 

@@ -126,7 +126,7 @@ class ProductCombinerTraining(RetrievalValidation):
             self.array, self.rows = found.array, found.index
         self.words = None if 'text' in towers else text_features(backbone, product_conditions(pairs, condition))
 
-
+# %% ../../nbs/04b_methods/10_combiner_products.ipynb #7b308fb1
 def product_conditions(pairs: ProductPairs, condition: str) -> list:
     "Every condition of the products, each once; ValueError for a simple image without a caption where it needs one."
     if condition == 'category':
@@ -241,7 +241,7 @@ class ProductCombinerConfig(ProductsConfig):
             raise ValueError('tune_steps must be less than steps, so that the Combiner is trained')
         return self
 
-
+# %% ../../nbs/04b_methods/10_combiner_products.ipynb #5480c4c3
 class ProductCombinerPlugin(Plugin):
     "Products, and a Combiner over a frozen CLIP or, after a first stage, a fine-tuned one (CLIP4Cir)."
 

@@ -870,7 +870,7 @@ def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares
     used = [(make(), share) for make, share in zip(makers, c.task_mix) if share]
     return tuple(map(list, zip(*used)))
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #e88b0bc5
 def benchmark_splits(c: CompoDiffConfig, split: str) -> dict:  # name -> Task
     "The tasks of the benchmark of the fine-tuning."
     if c.triplets == 'cirr':
@@ -911,7 +911,7 @@ def make_training(backbone, c: CompoDiffConfig) -> CompoDiffTraining:
     given['text_memory'] = c.text_memory if often else 0
     return CompoDiffTraining(backbone, net, data, held_out, **given, **sampling)
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #e1810c3c
 class CompoDiffPlugin(Plugin):
     "Captions, masked images and triplets, and a denoiser that reads them."
 

@@ -94,7 +94,7 @@ class _Crops:
         by = self.detector.fingerprint if self.detector else 'true boxes'
         return fingerprint([self.name, self.method.fingerprint, by, code_version(type(self))])
 
-
+# %% ../../nbs/04b_methods/09_detector_crop.ipynb #67ef32be
 class CroppedReference(_Crops):
     "A method that sees of each reference only the box of what the condition names."
 

@@ -36,6 +36,7 @@ html_static_path = ['_static', str(mathjax)]
 mathjax_path = 'mathjax/tex-chtml.js'
 html_extra_path = ['extra']
 html_css_files = ['book.css']
+html_js_files = ['book.js']
 html_favicon = '_static/icon.svg'
 html_logo = '_static/logo.svg'
 html_copy_source = False
