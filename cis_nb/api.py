@@ -147,7 +147,8 @@ class Method(Protocol):
     fingerprint: str  # of all that decides its rankings
     backbone: Backbone
 
-    def encode_queries(self, queries: Queries) -> 'Tensor': ...  # (Q,D), l2-normalised
+    # (Q,D), l2-normalised; where `score` is the method's own, (Q,·) as that reads it
+    def encode_queries(self, queries: Queries) -> 'Tensor': ...
     def encode_gallery(self, images: ImageSource) -> Any: ...  # array (N,D), index
     def score(self, q: 'Tensor', gallery: 'Tensor') -> 'Tensor': ...  # (Q,D), (N,D) or (Q,N,D) -> (Q,N)
 
@@ -516,6 +517,7 @@ REGISTRY = {
         'true_box_crop': 'cis_nb.methods.detector_crop:TRUE_BOX_CROP',
         'combiner_products': 'cis_nb.methods.combiner_products:ProductCombinerPlugin',
         'compodiff': 'cis_nb.methods.compodiff:CompoDiffPlugin',
+        'artemis': 'cis_nb.methods.artemis:ArtemisPlugin',
     },
     'benchmark': {
         'genecis': 'cis_nb.benchmarks.genecis_construction:GeneCISPlugin',

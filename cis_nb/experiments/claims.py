@@ -77,7 +77,7 @@ TESTED_BY = {
     'quick/08_scaling/backbones': 'G16',
     'quick/09_claims/claims': 'L07 N09',
     'quick/06_evaluation/lrvsf': 'L02 L04 L05',
-    'quick/06_evaluation/compodiff': 'C07 C08 C19',
+    'quick/06_evaluation/compodiff': 'C01 C03 C04 C06 C07 C08 C19',
     'quick/07_ablations/guidance': 'C14',
     'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'full/06_evaluation/pseudo_words_genecis': 'N06',
@@ -93,23 +93,19 @@ TESTED_BY = {
     'full/07_ablations/stage2': 'C17',
     'full/07_ablations/text_condition': 'C09 C10',
     'full/07_ablations/text_encoder': 'C05',
-    'full/06_evaluation/compodiff': 'C03',
+    'full/07_ablations/prediction': 'C18',
     'full/07_ablations/condition_depth': 'L11',
     'full/07_ablations/gallery_token': 'L12',
     'full/06_evaluation/condition_transfer': 'L13 L15',
 }
 CHAPTERS = {
-    'C18': 'a training that predicts the noise; 04b_methods/12_compodiff predicts the clean embedding',
+    'C02': 'a training of CLIP4Cir that goes on from the synthetic triplets to a training split',
 }
 PUBLISHED_RUN = 'params/paper/06_evaluation/lrvsf.published.yaml'  # published weights of CondViT, no training
 DATA = {
     'L01 L08': f'the photographs of LRVS-F and published weights; {PUBLISHED_RUN} ranks CLIP and CondViT, ViT-B/16',
     'L03': 'the photographs of LRVS-F, a detector, and a segmenter, which the book does not have',
     'C16': 'the triplets of InstructPix2Pix',
-    'C01 C02 C04 C06': (
-        'ARTEMIS and CLIP4Cir trained on the synthetic triplets, and photographs; 06_evaluation/compodiff has'
-        ' CompoDiff’s own rows'
-    ),
     'L06': (
         f'the photographs of LRVS-F and published weights; {PUBLISHED_RUN} ranks CondViT, '
         'params/paper/06_evaluation/lrvsf.vit_b16.yaml also crops of a detector by category'

@@ -37,11 +37,11 @@ from ..data.augmentation import random_crops, random_shift_brightness, stored_si
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
-from ..data.roots import cirr_root, is_world
+from ..data.roots import cirr_root
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
 from ..mining.parsers import parser_for
-from ..mining.scene_edits import drawn_shards
+from ..mining.scene_edits import synthetic_shards
 from ..mining.triplet_images import TripletShards
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
@@ -450,8 +450,9 @@ class CombinerConfig(TrainingConfig):
     samples: int = Field(20_000, ge=1, description='mined triplets')
     val_samples: int = Field(40, ge=1, description='mined triplets of held-out images')
     triplets: Literal['mined', 'cirr', 'synthetic'] = Field(
-        'mined', description="mined from captions, CIRR's training split, or image triplets that the world draws"
+        'mined', description="mined from captions, CIRR's training split, or synthetic image triplets"
     )
+    shards: str = Field('', description='folder of synthetic image triplets; empty: the world draws them')
     edits: float = Field(0.5, ge=0, le=1, description='share of synthetic triplets that change several facts')
     moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another image')
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the synthetic triplets that each filter removes')
@@ -486,8 +487,6 @@ class CombinerConfig(TrainingConfig):
     def _validation_fits(self):
         if self.triplets != 'mined' and self.validation != 'cirr':
             raise ValueError(f"validation must be 'cirr' where triplets is {self.triplets!r}")
-        if self.triplets == 'synthetic' and not is_world(self.data):
-            raise ValueError(f"triplets: 'synthetic' are drawn by the world alone, and data is {self.data!r}")
         return self
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #3905fa40
@@ -558,7 +557,7 @@ def training_data(c: CombinerConfig, backbone) -> TripletData:
     if c.triplets == 'cirr':
         return cirr_triplets(c, tasks)
     if c.triplets == 'synthetic':
-        return synthetic_triplets(drawn_shards(backbone, c), tasks)
+        return synthetic_triplets(synthetic_shards(backbone, c), tasks)
     size = backbone.image_size
     table, images = (
         pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
@@ -619,7 +618,7 @@ class CombinerPlugin(Plugin):
             photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'about.json'
             found += [triplet_folder(config), json.loads(photos.read_text())['key']]
         if config.triplets == 'synthetic':
-            found.append(drawn_shards(backbone, config).key)
+            found.append(synthetic_shards(backbone, config).key)
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
         return found + [load_cirr(cirr_root(config.data, config.cirr), s).fingerprint for s in splits]
 

@@ -9,8 +9,8 @@ __all__ = ['PADDINGS', 'SAMPLER_FIELDS', 'PREVIOUS_STAGE', 'DENOISER_FIELDS', 'C
            'masked_pixels', 'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks',
            'masked_images', 'inpainting_task', 'shard_task', 'benchmark_task', 'fashioniq_task', 'CompoDiffMethod',
            'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'read_compodiff', 'load_compodiff',
-           'CompoDiffConfig', 'start_run', 'started_denoiser', 'synthetic_shards', 'stage_two_tasks',
-           'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training', 'CompoDiffPlugin']
+           'CompoDiffConfig', 'start_run', 'started_denoiser', 'stage_two_tasks', 'benchmark_splits', 'tuning_tasks',
+           'training_tasks', 'make_training', 'CompoDiffPlugin']
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
@@ -37,10 +37,11 @@ from ..core.store import fingerprint, stored
 from ..data.datasets import captions_root
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import CaptionedImages
-from ..data.roots import cirr_root, data_root, dataset_root, is_world
+from ..data.roots import cirr_root, dataset_root, is_world
 from .baselines import FeatureMethod
 from cis_nb.methods.diffusion import (
     DIFFUSION_STEPS,
+    FIRST_STEPS,
     GuidedQueries,
     SamplerSettings,
     add_noise,
@@ -48,7 +49,7 @@ from cis_nb.methods.diffusion import (
     sample_embeddings,
 )
 from ..mining.parsers import load_parser, parser_for
-from ..mining.scene_edits import drawn_shards, drawn_triplet_shards
+from ..mining.scene_edits import drawn_triplet_shards, synthetic_shards
 from ..mining.synthetic import object_terms
 from cis_nb.mining.triplet_images import (
     MASK_SIDE,
@@ -536,6 +537,8 @@ class CompoDiffMethod(FeatureMethod):
     eta: float = None  # share of fresh noise in a step; None: 0, or 1 where literal
     mix: float = 0.0  # share of the reference in the result
     literal: bool = False  # the published sampler
+    predicts: str = 'x0'  # what the denoiser gives: x0, the clean embedding; or noise
+    first: int = DIFFUSION_STEPS - 1  # the step that sampling begins at
 
     def __post_init__(self):
         super().__post_init__()
@@ -652,7 +655,7 @@ class CompoDiffTraining(RetrievalValidation):
     ):
         self.backbone, self.net, self.data, self.tasks, self.modules = backbone, net, data, tasks, {'compodiff': net}
         self.stage, self.ema, self.pretrained, self.sampling = stage, ema, pretrained, sampling
-        self.scale = sampling.get('scale', 1.0)
+        self.scale, self.predicts = sampling.get('scale', 1.0), sampling.get('predicts', 'x0')
         backbone.requires_grad_(False)
         self.text_encoder, self.states = text_encoder, TextStates(states_encoder(text_encoder, backbone), padding)
         if text_memory:
@@ -667,14 +670,14 @@ class CompoDiffTraining(RetrievalValidation):
         return batch
 
     def errors(self, batch: DiffusionBatch) -> torch.Tensor:  # (B,)
-        "The mean squared error of each predicted clean embedding, in the scale of the network."
+        "The mean squared error of each predicted clean embedding, or noise, in the scale of the network."
         device = self.net.device
         z, reference = (self.scale * x.to(device) for x in (batch.target, batch.reference))
         states, read = self.states(batch.texts) if batch.states is None else batch.states
-        t = batch.t.to(device)
-        noisy, mask = add_noise(z, t, batch.noise.to(device)), batch.mask.to(device)
+        t, noise = batch.t.to(device), batch.noise.to(device)
+        noisy, mask = add_noise(z, t, noise), batch.mask.to(device)
         found = self.net(noisy, t, states.to(device), reference, mask, None if read is None else read.to(device))
-        return (found.float() - z).square().mean(-1)
+        return (found.float() - (z if self.predicts == 'x0' else noise)).square().mean(-1)
 
     def loss(self, batch: DiffusionBatch) -> torch.Tensor:
         "The mean of `errors`; a number."
@@ -780,6 +783,7 @@ class CompoDiffConfig(TrainingConfig):
     scale: float = Field(1.0, gt=0, description='factor of image features that are not normalised')
     text_encoder: str = Field('', description='backbones of the text states, joined by +; empty: that of the images')
     text_tokens: bool = Field(False, description='text states are input tokens of the denoiser, not conditions')
+    predicts: Literal['x0', 'noise'] = Field('x0', description='of the denoiser: the clean embedding, or the noise')
     padding: Literal[*PADDINGS] = Field('masked', description='of texts; literal: read as well, as published')
     text_memory: float = Field(1024.0, ge=0, description='MiB that kept text states may take; 0: computed at each step')
     sampling_steps: int = Field(10, ge=1, le=DIFFUSION_STEPS, description='steps of the sampler')
@@ -813,7 +817,7 @@ DENOISER_FIELDS = (
     'head_dim',
     'text_tokens',
 )  # of both configuration and `DenoiserShape`
-CARRIED_FIELDS = ('padding', 'scale', 'text_encoder')  # what all stages of a model have in common besides
+CARRIED_FIELDS = ('padding', 'scale', 'text_encoder', 'predicts')  # what all stages of a model have in common besides
 
 
 def start_run(start: str) -> Path | None:
@@ -836,7 +840,7 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
             f'{PREVIOUS_STAGE[c.stage]!r}; name a run of that stage'
         )
     check_backbone(backbone, about, run, 'this denoiser')
-    had = about | about['shape'] | dict(scale=about['sampling'].get('scale', 1.0))
+    had = dict(scale=1.0, predicts='x0') | about['sampling'] | about | about['shape']
     if other := [k for k in (*DENOISER_FIELDS, *CARRIED_FIELDS) if had[k] != getattr(c, k)]:
         given = ', '.join(f'{k}: {getattr(c, k)!r}, there {had[k]!r}' for k in other)
         raise ValueError(f'start: {c.start} was trained with other settings ({given}); give the same here')
@@ -844,17 +848,6 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
     return net.to(backbone.device)
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000046
-def synthetic_shards(backbone, c: CompoDiffConfig) -> TripletShards:
-    "The image triplets of a configuration; ValueError for photographs without a folder of them, or a damaged shard."
-    if c.shards:
-        return TripletShards(data_root(c.shards, what='shards'))
-    if not is_world(c.data):
-        raise ValueError(
-            f"shards: data {c.data!r} has no synthetic triplets; give a folder of shards of image triplets"
-        )
-    return drawn_shards(backbone, c)
-
-
 def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares
     "The tasks of stage 2 whose share is not zero, and their shares."
 
@@ -906,6 +899,7 @@ def make_training(backbone, c: CompoDiffConfig) -> CompoDiffTraining:
     data = DiffusionData(tasks, shares, c.condition_dropout)
     often = c.steps * c.batch_size >= len(data)  # else fewer texts are read than are there
     sampling = dict(steps=c.sampling_steps, samples=c.averaged, w_image=c.w_image, w_text=c.w_text, scale=c.scale)
+    sampling |= dict(predicts=c.predicts, first=FIRST_STEPS[c.predicts])
     given = dict(stage=c.stage, ema=ema_decay(c.steps, c.ema), padding=c.padding, pretrained=c.pretrained)
     given['text_encoder'] = c.text_encoder
     given['text_memory'] = c.text_memory if often else 0
@@ -925,6 +919,7 @@ class CompoDiffPlugin(Plugin):
     )
     variants = {
         'compodiff_stage1': Style('CompoDiff, stage 1', '#C8C86E', 'CompoDiff stage 1'),
+        'compodiff_untrained': Style('CompoDiff, untrained', '#E3E3B8'),
         'compodiff_cirr': Style('CompoDiff, fine-tuned on CIRR', '#6B6B1F'),
         'compodiff_fashioniq': Style('CompoDiff, fine-tuned on FashionIQ', '#6B6B1F'),
     }

@@ -6,7 +6,7 @@
 __all__ = ['EDIT_SHARES', 'MOST_THINGS', 'SCENE_EDIT_FORMS', 'TARGET_FORMS', 'JOINTS', 'told_attributes', 'describe_told',
            'edit_thing', 'edit_words', 'target_words', 'draw_scene_edits', 'another_image', 'scene_edit',
            'scene_edit_triplet', 'scene_edit_triplets', 'SceneEditGenerator', 'drawable_triplets',
-           'drawn_triplet_shards', 'drawn_shards']
+           'drawn_triplet_shards', 'synthetic_shards']
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0003
 import random
@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from ..core.store import stored
+from ..data.roots import data_root, is_world
 from cis_nb.mining.synthetic import (
     INSTRUCTION_TEMPLATES,
     CaptionTriplet,
@@ -276,7 +277,14 @@ def drawn_triplet_shards(
     return stored('triplet_shards', f'{backbone.name}-{n}', params, build, made_from, code, resume=True) / 'shards'
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0021
-def drawn_shards(backbone, c) -> TripletShards:
-    "The image triplets for a configuration of a training, with a field for each argument of `drawn_triplet_shards`."
+def synthetic_shards(backbone, c) -> TripletShards:
+    """The image triplets of a training's configuration: its folder `shards`, or drawn with its fields of the names of
+    `drawn_triplet_shards`. ValueError for photographs without a folder of them, or a damaged shard."""
+    if c.shards:
+        return TripletShards(data_root(c.shards, what='shards'))
+    if not is_world(c.data):
+        raise ValueError(
+            f"shards: data {c.data!r} has no synthetic triplets; give a folder of shards of image triplets"
+        )
     drawn = {k: getattr(c, k) for k in ('world_images', 'quantile', 'edits', 'moved')}
     return TripletShards(drawn_triplet_shards(backbone, c.pretrained, n=c.samples, **drawn))

@@ -119,7 +119,9 @@ class RetrievalValidation(BaseObjective):
     @property
     def metric(self) -> str:
         "What the best weights are chosen by."
-        return _recall_name(next(iter(self.tasks)), self.selection_k)
+        name, task = next(iter(self.tasks.items()))
+        possible = [k for k in recall_ks(task) if k <= self.selection_k]
+        return _recall_name(name, max(possible, default=self.selection_k))
 
     def rankings(self) -> dict:  # name -> (per_query, rows)
         "The method as it is now, evaluated on every task."

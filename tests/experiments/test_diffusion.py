@@ -301,6 +301,8 @@ def test_names_of_printed_rows():
     own = [(m, b, s, own_name(m, b, s, 'compodiff_cirr')) for m, b, s in printed_rows('compodiff_cirr')]
     assert [(m, name) for m, _, _, name in own if name] == [
         ('Pic2Word', 'pic2word'),
+        ('ARTEMIS', 'artemis'),
+        ('CLIP4Cir', 'combiner_synthetic'),
         ('CompoDiff', 'compodiff'),
         ('CLIP4Cir', 'combiner_cirr'),
         ('CompoDiff', 'compodiff_cirr'),
