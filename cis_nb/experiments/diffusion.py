@@ -7,19 +7,20 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTE
            'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'MASK_TITLES', 'STATES_LIMIT', 'TRADE',
            'ZERO_SHOT_ROWS', 'compodiff_entries', 'zero_shot_entries', 'with_guidance', 'untrained_denoiser',
            'rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark', 'evenly', 'all_benchmarks',
-           'with_controls', 'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings',
-           'share_note', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
-           'beside_printed', 'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws',
-           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
-           'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'searches_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid',
-           'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note',
-           'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query',
-           'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words',
-           'negative_words', 'mask_words', 'place_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
-           'order_evidence', 'rivals_evidence', 'composition_evidence', 'compodiff_evidence']
+           'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest',
+           'diffusion_trainings', 'share_note', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name',
+           'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric', 'recall_of_draws', 'composition_table',
+           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
+           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
+           'search_effect', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search',
+           'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows',
+           'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings',
+           'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure',
+           'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
+           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note',
+           'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words', 'place_words',
+           'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'order_evidence', 'rivals_evidence',
+           'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -209,7 +210,7 @@ def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
     return found, missing
 
 
-def with_controls(entries: list, model, p: dict) -> list:  # of Entry
+def with_controls_and_rerankers(entries: list, model, p: dict) -> list:  # of Entry
     "Methods without a training, late fusions where `tuned_on` names benchmarks, the untrained denoiser, the trained."
     plain, trained = [e for e in entries if not e.run], [e for e in entries if e.run]
     tuned = [Entry(m) for m in tuned_on(model, tuning)] if (tuning := tuning_benchmarks(p)) else []
@@ -221,7 +222,7 @@ def run_benchmarks(p: dict) -> MatrixRun:
     "Every method on every benchmark, with the controls."
     found, missing = all_benchmarks(p)
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
-    entries = with_controls(compared_methods(p, model), model, p)
+    entries = with_controls_and_rerankers(compared_methods(p, model), model, p)
     pairs = [in_sentences(*pair) for pair in solvable_pairs(entries, found)]
     folders = rank_pairs(pairs)
     per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])
