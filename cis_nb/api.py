@@ -361,6 +361,7 @@ class Plugin:
     variants: dict = {}  # further names in tables -> Style
     options: tuple = ()  # parameters of an evaluation that `untrained` takes besides
     reading: str = ''  # markdown: what the numbers of its training page mean
+    scheme: tuple = ({}, [])  # boxes and arrows for `cis_nb.core.plotting.scheme`: the parts of the training
     reads_text: bool = True  # rankings depend on the condition
     Config: type = TrainingConfig
 
@@ -398,6 +399,13 @@ class Plugin:
         """The method that a finished run has learned; `backbone` serves if it is the one of the run.
         TypeError unless a subclass overrides it."""
         raise TypeError(f'{self.name}: the plugin cannot load a run')
+
+    def about(self, config) -> dict:  # trained, data, loss, validation -> text
+        "What a training with `config` trains, on which data, by which loss, and what chooses its weights."
+        return {}
+
+    def training_samples(self, objective: Objective, config) -> Any:
+        "Some samples of a training as a figure or a table, for its page; None where a plugin shows none."
 
     def pieces(self, objective: Objective, config) -> dict:
         "What a training finds in the store at its first step: piece -> its folder, whose manifest has the seconds."

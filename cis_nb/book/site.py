@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPER_TITLES', 'MAP_KINDS', 'ONLY', 'MAP_LABELS',
            'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'READING_PATHS', 'inline',
-           'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'cut_at_clause', 'page_table',
-           'page_output', 'count_warnings', 'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence',
-           'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title', 'other_experiment', 'pages',
-           'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
+           'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause',
+           'page_table', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty', 'experiment_states',
+           'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title', 'other_experiment',
+           'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
            'method_matrix', 'first_figure', 'page_numbers', 'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
+import ast
 import base64
 import json
 import posixpath
@@ -99,8 +100,24 @@ def page_cell(cell: dict) -> dict:
 
 # %% ../../nbs/10_book/01_site.ipynb #60499f9e
 def is_shown(output: dict) -> bool:
-    "Is this output for readers? Standard error and widgets are not."
-    return output.get('name') != 'stderr' and 'application/vnd.jupyter.widget-view+json' not in output.get('data', {})
+    "Is this output for readers? Standard error, widgets, objects without a text and empty outputs are not."
+    data = output.get('data', {})
+    texts = [''.join(output.get('text', '')), *(''.join(v) for k, v in data.items() if k.startswith('text/'))]
+    if output.get('name') == 'stderr' or 'application/vnd.jupyter.widget-view+json' in data:
+        return False
+    bare = {*data} <= {'text/plain', 'text/html'} and output['output_type'] != 'error'
+    return not (bare and all(not t.strip() or re.match(r'<[\w.]+ (?:object )?at 0x', t) for t in texts))
+
+
+def plain_value(text: str) -> str:
+    "A value of Python as readers see it: strings without quotes, collections as lists; other text as it is."
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    if isinstance(value, dict):
+        return '; '.join(f'{k}: {v}' for k, v in value.items())
+    return '; '.join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
 
 
 INTERVAL = re.compile(r'\[[+−-]?[\d.,]*\d, [+−-]?[\d.,]*\d\](?![^<]*>)')  # in a text, not in a tag
@@ -125,21 +142,26 @@ def page_output(o: dict) -> dict:
         return dict(output_type='stream', name='stdout', text=f'{o["ename"]}: {o["evalue"]}')
     if '<td' in (table := ''.join(o.get('data', {}).get('text/html', ''))):
         o = {**o, 'data': {**o['data'], 'text/html': page_table(table)}}
+    if {*o.get('data', {})} == {'text/plain'}:
+        shown = escape(plain_value(''.join(o['data']['text/plain'])))
+        o = {**o, 'data': {'text/html': f'<p class="cis-value">{shown}</p>'}}
     return {**o, **({'execution_count': None} if o['output_type'] == 'execute_result' else {})}
 
 
-def count_warnings(nb: dict) -> int:
-    "The number of cells that wrote to the standard error stream."
-    return sum(any(o.get('name') == 'stderr' for o in c['outputs']) for c in nb['cells'] if c['cell_type'] == 'code')
+def warnings_of(nb: dict) -> list:  # of texts
+    "The different warnings that the cells of an executed notebook gave."
+    said = [o for c in nb['cells'] if c['cell_type'] == 'code' for o in c['outputs'] if o.get('name') == 'stderr']
+    found = [m for o in said for m in re.findall(r'\b\w*Warning: .+', ''.join(o['text']))]
+    return list(dict.fromkeys(found))
 
 # %% ../../nbs/10_book/01_site.ipynb #5a000e2b
 def join_hidden_code(cells: list) -> list:
-    "Join each cell of hidden code with the one before it, where that has no output."
+    "Join each cell of hidden code with those before it, their outputs one after the other."
     out = []
     for c in (c for c in cells if 'remove-cell' not in tags(c)):
-        quiet = out and tags(out[-1]) == ['hide-input'] == tags(c) and not out[-1]['outputs']
-        if quiet:
-            c = dict(c, source=out.pop()['source'] + '\n\n' + c['source'])
+        if out and tags(out[-1]) == ['hide-input'] == tags(c):
+            before = out.pop()
+            c = dict(c, source=f'{before["source"]}\n\n{c["source"]}', outputs=before['outputs'] + c['outputs'])
         out.append(c)
     return out
 
@@ -215,7 +237,7 @@ def run_line(e, state: tuple, nb: dict) -> str:
         file=f'params/{e.profile}/{e.name}.yaml',
         seconds=made.get('seconds'),
         created=made.get('created', ''),
-        warnings=count_warnings(nb),
+        warnings=warnings_of(nb),
         headline=read_headline(e),
         links=[(text, f'{up}runs/{e.name}/{file}') for text, file in RUN_FILES if (e.folder / file).exists()],
         traceback=json_or_empty(e.folder / 'failed.json').get('traceback', []),

@@ -102,9 +102,9 @@ Prompt = Annotated[str, AfterValidator(check_prompt)]  # a field of a configurat
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #7f05872d
 PSEUDO_WORD_READING = (
-    '*Before* is an untrained φ, which is close to the condition alone; the gain of training is what the reference '
-    'image adds. In a short run it shows at R@5 and R@10 rather than at R@1. The losses of LinCIR (distance of text '
-    'embeddings), SEARLE (distance of words) and Pic2Word (contrast) are not comparable.'
+    '*Before* is an untrained φ: a prompt with a random vector in it. The difference to *after* is what the training '
+    'adds. The losses of LinCIR (distance of text embeddings), SEARLE (distance of pseudo-words) and Pic2Word '
+    '(contrast) are not comparable.'
 )  # what the page of a training says of its numbers
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #ddab4c33

@@ -32,7 +32,7 @@ import numpy as np
 import open_clip
 import spacy
 import torch
-from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, tokenizer, word_ids
+from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, text_of_ids, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, fresh_pool, machine, stored

@@ -211,16 +211,16 @@ def test_an_installed_package_is_a_dependence_of_what_names_its_method(taken, tm
 
 
 @pytest.mark.e2e
-def test_warnings_are_counted_and_not_shown(project):
+def test_warnings_are_listed_below_the_title_alone(project):
     from cis_nb.book import site
 
     project.chapter('01_warns')
     e = experiments('quick')['01_warns']
     assert book.run(e)
     nb = read_notebook(e.folder / 'notebook.ipynb')
-    assert site.count_warnings(nb) == 1 and 'noise' in str(nb['cells'][-1]['outputs'])
+    assert len(site.warnings_of(nb)) == 1 and 'noise' in str(nb['cells'][-1]['outputs'])
     assert not any(o.get('name') == 'stderr' for c in site.notebook_page(nb, {})['cells'] for o in c.get('outputs', ()))
-    assert '1 cell with warnings' in site.run_line(e, ('done', ''), nb)
+    assert '<summary>1 warning</summary>' in site.run_line(e, ('done', ''), nb)
 
 
 @pytest.fixture(scope='module')
