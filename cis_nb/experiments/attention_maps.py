@@ -133,7 +133,7 @@ def picture(image: Image.Image) -> np.ndarray:  # (256,256,3) in 0..1
     "The white square that a network sees, at the size of a picture."
     return resized_white_square(image, PICTURE_SIDE).transpose(1, 2, 0) / 255
 
-
+# %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c049ad13
 def heat(image: Image.Image, values) -> np.ndarray:  # (256,256,3) in 0..1
     "A map, scaled to 0…1, as light over the dimmed grey image."
     found = enlarged(values)
@@ -158,7 +158,7 @@ def _rows(rows: list):  # of [(title, picture)]
                 ax.set_title(title, fontsize=9, fontweight='normal')
     return fig
 
-
+# %% ../../nbs/05b_experiments/26_attention_maps.ipynb #014226cd
 def attention_figure(task, condvit: CondViTMethod, vit: CondViTMethod = None, references: int = 3):
     "Figure 11: attention of the class token, of the plain ViT and of CondViT under each category; bright is much."
     rows = []
@@ -190,7 +190,7 @@ def visible_queries(task, queries: int = 200) -> list:  # of (reference, categor
             break
     return found
 
-
+# %% ../../nbs/05b_experiments/26_attention_maps.ipynb #d1f69b1e
 def pointing_hits(
     task,
     methods: dict,  # title -> CondViTMethod
@@ -216,7 +216,7 @@ def pointing_table(hits: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         rows.append(dict(category=name, queries=len(some), **cells) | {values[-1]: some[values[-1]].mean()})
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/05b_experiments/26_attention_maps.ipynb #83f6e70e
 def pointing_note(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> str:
     "How much more often `a` looks at the product than `b`, over all queries and where the interval excludes zero."
 
@@ -261,7 +261,7 @@ class TokenComponent:
         "The value that this share of the patches stays below."
         return float(np.quantile(self.values.numpy(), share))
 
-
+# %% ../../nbs/05b_experiments/26_attention_maps.ipynb #80e44263
 def token_component(tokens, conditions: list) -> TokenComponent:  # (Q,P,W), the condition of each query
     "The first component over the patches of many queries."
     named = np.array(conditions)

@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['PAPERS', 'TESTED_BY', 'CHAPTERS', 'PUBLISHED_RUN', 'DATA', 'TESTED', 'TESTING_PAGE', 'LACKS_DATA', 'IN_FULL',
            'NOT_HERE', 'NOT_TESTED', 'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'RECIPE_UNTESTED', 'VERDICT_FILLS',
-           'JUDGED_HERE', 'LINE_BREAK', 'BOLD', 'CLAUSES', 'claims', 'by_claim', 'waits_for', 'tests_in',
-           'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'line_in_words', 'effect',
-           'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence', 'sum_beats_parts',
+           'JUDGED_HERE', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'claims', 'by_claim', 'waits_for',
+           'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'line_in_words',
+           'effect', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence', 'sum_beats_parts',
            'sum_beats_parts_on_three', 'type_hurts', 'strongest', 'there', 'own_recipe', 'mined_is_best',
            'mined_leads_everywhere', 'image_catches_up', 'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation',
            'deviation_line', 'spread', 'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest',
            'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths',
            'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge', 'sibling_receipt',
            'JudgedRun', 'tested_on', 'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding',
-           'verdict_bars', 'comparison_lines', 'with_markup', 'tested_claims', 'judged_lines', 'claims_by_paper',
-           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'claims_tested_elsewhere',
-           'waiting_claims']
+           'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'badge_style', 'with_markup',
+           'tested_claims', 'judged_lines', 'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest',
+           'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -680,7 +680,7 @@ def verdict_bars(counts: pd.DataFrame):
     return fig
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #e493b431
-LINE_BREAK, BOLD = '¶', '§'  # become markup once the table has escaped its text
+LINE_BREAK, BOLD, FOLD, BADGE = '¶', '§', '⊞', '◈'  # become markup once the table has escaped its text
 
 
 CLAUSES = {'reproduced': 'holds', 'not reproduced': 'does not hold'}  # verdict on a clause -> words
@@ -702,17 +702,38 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
     return outcome.removesuffix(effect(comparisons)) + LINE_BREAK.join(lines)
 
 
+def clause_count(lines: str) -> str:
+    "How many of the judged lines of `comparison_lines` hold, and how many lines are not judged."
+    ends = [line.strip(BOLD).rsplit(': ', 1)[-1] for line in lines.split(LINE_BREAK)]
+    judged = [e for e in ends if e in {*CLAUSES.values(), 'undecided'} or TOO_FEW in e]
+    others = f'; {len(ends) - len(judged)} more' if len(ends) > len(judged) else ''
+    return f'{judged.count("holds")} of {len(judged)} comparisons hold{others}'
+
+
+def folded_lines(lines: str) -> str:
+    "Several lines behind their count; one or two lines as they are."
+    return f'{clause_count(lines)}{FOLD}{lines}' if lines.count(LINE_BREAK) > 1 else lines
+
+
+def badge_style(verdict: str) -> str:
+    "The style of a verdict in a table: the colour that it has in the figure."
+    ink = 'black' if verdict.startswith('waits') or verdict in ('undecided', TOO_FEW, CERTAIN) else 'white'
+    return f'background:{color(VERDICT_FILLS[verdict])}; color:{ink}; padding:.1em .5em; border-radius:.6em'
+
+
 def with_markup(table: HTML) -> HTML:
-    "A table with line breaks and bold text in place of their marks."
-    return HTML(re.sub(f'{BOLD}(.*?){BOLD}', r'<b>\1</b>', table.data.replace(LINE_BREAK, '<br>')))
+    "A table with folds, badges, line breaks and bold text in place of their marks."
+    text = re.sub(f'([^<>]*){FOLD}([^<]*)', r'<details><summary>\1</summary>\2</details>', table.data)
+    text = re.sub(f'{BADGE}(.*?){BADGE}', lambda m: f'<span style="{badge_style(m[1])}">{m[1]}</span>', text)
+    return HTML(re.sub(f'{BOLD}(.*?){BOLD}', r'<b>\1</b>', text.replace(LINE_BREAK, '<br>')))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #734c98ee
 def tested_claims(verdicts: pd.DataFrame, under: list, title='Claims tested on this run', of=JUDGED_HERE) -> HTML:
     "The table of the claims with one of the verdicts `of`; `under`: lines below the title."
     t = verdicts[verdicts.verdict.isin(of)]
-    here = [comparison_lines(r.effect, r.verdict, r.comparisons) for r in t.itertuples()]
-    rows = t.assign(here=here)[['id', 'claim', 'printed', 'here', 'verdict']]
-    rows.columns = ['id', 'claim', 'in the paper', 'this run: differences, in points where no unit is given', 'verdict']
+    here = [folded_lines(comparison_lines(r.effect, r.verdict, r.comparisons)) for r in t.itertuples()]
+    rows = t.assign(here=here, verdict=BADGE + t.verdict + BADGE)[['id', 'claim', 'printed', 'verdict', 'here']]
+    rows.columns = ['id', 'claim', 'in the paper', 'verdict', 'this run: differences, in points where no unit is given']
     return with_markup(show_table(rows, title, under))
 
 

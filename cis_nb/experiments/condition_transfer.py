@@ -77,7 +77,7 @@ def transfer_variants(words, kept: int, nouns: bool = True) -> dict:  # name -> 
         NONE: Variant('no condition', dict(out, condition='none')),
     }
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #bb7d7d50
 def _config(p: dict, change: dict):
     "The configuration of a training in `p` with a change."
     return settings(variant_of(SweepParameters.of(dict(changes={}) | p), change))
@@ -90,7 +90,7 @@ def products_left_out(p: dict, image_size: int) -> tuple:  # kept, left out
     kept = len(without_words(pairs, p['held_out']))
     return kept, len(pairs) - kept
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #9353253a
 def start_fusions(p: dict, model) -> list:  # of LateFusion
     """The tuned sum and the score product of the start, set on the queries that choose the weights of the trainings in
     `p`; no held-out word is among them."""
@@ -137,7 +137,7 @@ def noun_task(task: LRVSFTask) -> LRVSFTask:
     protocol = replace(task.protocol, benchmark='lrvsf/noun', caption='are the name of the sub-type')
     return replace(task, task='noun', queries=task.queries.assign(condition=nouns, task='noun'), protocol=protocol)
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #efe5336b
 def same_subtype(task: LRVSFTask) -> pd.Series:  # query_id -> number of images
     "How many gallery images show a product of the target's sub-type: a name alone cannot choose among them."
     shown = [named_product(i) for i in task.shared_gallery]
@@ -158,7 +158,7 @@ def transfer_benchmark(p: dict) -> LRVSFBenchmark:
         )
     return found
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #b0a18af0
 HELD_OUT, SEEN = 'held out', 'seen'
 
 
@@ -187,7 +187,7 @@ def group_lines(run: ReferredRun, words, by: str = 'text') -> pd.DataFrame:
     mine = t[t.task == t.method.map(own)]
     return mine.assign(task=mine.query_id.map(group))
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #d0a3bac2
 def mean_over_seeds(lines: pd.DataFrame, column: str = 'score') -> str:
     "Mean and, of several seeds, standard deviation over them."
     by = lines.groupby('seed')[column].mean()
@@ -198,7 +198,7 @@ def mean_recall(lines: pd.DataFrame, k: int) -> str:
     "R@`k` in percent, mean and deviation over seeds."
     return mean_over_seeds(lines.assign(score=100.0 * (lines['rank'] <= k)))
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #fe8a831c
 GROUP_KS = (1, 10)
 
 
@@ -217,7 +217,7 @@ def group_chance(lines: pd.DataFrame, among: pd.Series = None) -> dict:  # row -
         for row, n in sizes.items()
     }
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #8d606adc
 def word_group_table(lines: pd.DataFrame, titles: dict, among: pd.Series = None) -> pd.DataFrame:
     "R@1 and R@10 of each method on the queries of each group, and of chance; `among` as for `group_chance`."
     heads = {(g, k): f'R@{k}, {g} words' for k in GROUP_KS for g in (HELD_OUT, SEEN)}
@@ -230,7 +230,7 @@ def word_group_table(lines: pd.DataFrame, titles: dict, among: pd.Series = None)
     cells |= group_chance(lines, among) | {'queries': {(g, k): f'{n[g]:,}' for g, k in heads}}
     return pd.DataFrame([dict(method=row, **{heads[at]: of[at] for at in heads}) for row, of in cells.items()])
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #fe00164d
 TRANSFER_RIVALS = {  # a training without some words -> what it is compared with
     TEXT: (START_TEXT, TUNED, PRODUCT, TEXT_ALL, NONE, CATEGORY),
     NOUN: (NONE, CATEGORY, START_TEXT, TUNED, PRODUCT, TEXT, NOUN_ALL),
@@ -254,7 +254,7 @@ def group_forest(found: dict, titles: dict):
     k = next(iter(found.values()))['k']
     return forest(forest_rows(shown), f'difference in R@{k}, points', f'R@{k} on queries with held-out and seen words')
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #d3f8eb7e
 def transfer_finding(found: dict, titles: dict) -> str:
     "What a training gains over each rival on held-out words, and loses to the training on all words."
     ((own, k),) = {(c['a'], c['k']) for c in found.values()}
@@ -275,7 +275,7 @@ def drawn_references(task: LRVSFTask) -> pd.DataFrame:
     kind = [is_drawn(r) and parse_address(r).kind == 'complex' for r in task.queries.reference]
     return task.queries[kind]
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #ec67b01c
 REQUEST_COLUMNS = ['task', 'query_id', 'reference', 'condition', 'shown', 'asked']  # shown, asked: colour or category
 
 
@@ -294,7 +294,7 @@ def most_visible(reference: str) -> Product:
     boxes = {n: b for n, b in visible_boxes_of(reference).items() if b is not None}
     return Product(max(boxes, key=lambda n: (boxes[n][2] - boxes[n][0]) * (boxes[n][3] - boxes[n][1])))
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #ae375459
 def absent_requests(task: LRVSFTask) -> pd.DataFrame:  # REQUEST_COLUMNS
     "For each reference the caption of a product of a category that the person does not wear."
     rows = []
@@ -320,7 +320,7 @@ def _attribute(product: Product, request: str) -> str:
         return ''
     return product.colors[0] if request == 'other colour' else product.category
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #382139f3
 def probe(entry, task: LRVSFTask, requests: pd.DataFrame) -> pd.DataFrame:
     """What a model puts first for each request: a line for each outcome (`method`), with `score` 0 or 100 and
     `gallery`, the percentage of the gallery that has it."""
@@ -357,7 +357,7 @@ def probe_table(lines: pd.DataFrame) -> pd.DataFrame:
         rows.append({'request': task, 'the first image is': method, **found})
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #bceb2089
 def probe_figure(lines: pd.DataFrame, seed: int = 0):
     "The same shares, means over seeds with 95 % intervals over references; a cross marks the share of the gallery."
     tasks = list(dict.fromkeys(lines.task))
@@ -379,7 +379,7 @@ def probe_figure(lines: pd.DataFrame, seed: int = 0):
     axes[-1, 0].set_xlabel('first images (%)')
     return fig
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #54171b70
 def probe_leads(lines: pd.DataFrame, seed: int = 0) -> dict:  # request -> comparison
     "What the reference shows minus what was asked for, in percent of first images."
     return {
@@ -398,7 +398,7 @@ def probe_finding(lines: pd.DataFrame) -> str:
     ]
     return f'first images for a request that nothing satisfies, {"; ".join(said)}'
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #eacfb861
 def probe_evidence(lines: pd.DataFrame, seed: int = 0) -> dict:  # claim -> comparisons
     "L15: another colour is ignored, and an absent object falls back to a salient one."
     found, short = probe_leads(lines, seed), {'other colour': 'worn colour − asked colour'}
@@ -454,7 +454,7 @@ def encode_under(method, images: list, texts: list, block: int = 64) -> torch.Te
         parts.append(method.tower.encode_image(pixels, given).cpu())
     return l2_normalize(torch.cat(parts))
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #7b5a617b
 def own_text_lines(entry, task: LRVSFTask) -> pd.DataFrame:
     "Ranks of the targets among all targets of a task, for each way to encode the gallery; products of the world only."
     q, target = task.queries, list(query_targets(task).values())
@@ -476,7 +476,7 @@ def blank_like(image):
     "A white image of the same size."
     return image.convert('RGB').point(lambda value: 255)
 
-
+# %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #55ac1ea3
 def own_text_table(lines: pd.DataFrame) -> pd.DataFrame:
     "R@1 for each way to encode the gallery."
     rows = [

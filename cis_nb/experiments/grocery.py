@@ -153,7 +153,7 @@ def grocery_table(run: GroceryRun, results: pd.DataFrame) -> pd.DataFrame:
     queries = run.lines.groupby('task').query_id.nunique()
     return pd.DataFrame([*rows, dict(method='queries', **{h: f'{queries[of[0]]:,}' for h, of in columns.items()})])
 
-
+# %% ../../nbs/05b_experiments/25_grocery.ipynb #04eccd6f
 def shelf_figure(run: GroceryRun, methods: list):
     "R@1 by the number of products in the category of the target, mean over training seeds."
     lines = run.lines[(run.lines.task == 'all') & run.lines.method.isin(methods)]

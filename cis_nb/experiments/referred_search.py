@@ -100,12 +100,12 @@ def condition_title(task: str) -> str:
     "The condition of a task, in a title."
     return f'Condition: {under(task).removeprefix("under ")}'
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #aaaa2161
 def base_name(method: str) -> str:
     "The name of a method without the mark of a filtered gallery."
     return method.removesuffix(FILTERED)
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #124c06b2
 def growing_rankings(
     entry: Entry,
     task,
@@ -200,7 +200,7 @@ def subsets_of(p: dict, benchmark: Benchmark) -> BootstrapIds:
     root = lrvsf_data_root(p['data'], p['queries'], p['world_seed'], **drawn)
     return bootstrap_of(root, next(iter(benchmark.tasks.values())))
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #3d47ff96
 def run_referred(p: dict, others=None) -> ReferredRun:
     """The methods that the parameters `p` name (`methods`, `trainings`, `seeds`), on LRVS-F or the world.
 
@@ -302,7 +302,7 @@ def entries_with_prompts(prompts: dict, seeds: list, device: str = 'auto', tasks
         entries += [replace(e, method=e.method.with_prompt(prompt), title=f'{e.title}, “{prompt}”{mark}') for e in mine]
     return entries
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #1065d1d8
 def cropped_entries(p: dict, backbone) -> list:  # of Entry
     "The trainings in `p['cropped']` with crops of the reference: at the box of `p['detector']`, and at the true one."
     return [
@@ -317,7 +317,7 @@ def cropped_entries(p: dict, backbone) -> list:  # of Entry
         for crop, title in CROP_TITLES.items()
     ]
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #8b0129de
 def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
     """CondViT before training, the tuned sum (`val_products` of the validation split; 0: none), `prompts`, `cropped`
     and `checkpoints` of an experiment's parameters, for `run_referred`."""
@@ -365,7 +365,7 @@ def rival_kind(entry: Entry) -> str:
         return 'prompt'
     return 'tuned' if isinstance(m, LateFusion) else 'crop' if isinstance(m, CropMethod) else ''
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #274d447d
 def is_filtered(method: str) -> bool:
     "Whether its gallery holds the target's category only."
     return method.endswith(FILTERED)
@@ -394,7 +394,7 @@ def _kept_step(run: Path) -> str:
     best = run / 'best.json'
     return f'{json.loads(best.read_text())["step"]:,}' if best.exists() else '–'
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #c99f6b7e
 def _tower_steps(given: dict) -> str:
     "The steps in which a training changes the backbone."
     steps = given['tune_steps'] if 'tune_steps' in given else given['steps'] if given.get('tune') == 'all' else 0
@@ -406,7 +406,7 @@ def _first_scale(given: dict) -> str:
     scale = given.get('scale') or (1 / given['tau'] if 'tau' in given else None)
     return f'{scale:g}' if scale else '–'
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #ff95dd62
 def training_budgets(entries: list) -> pd.DataFrame:
     "A row for each training: what it learned from, steps, batch, learning rate, condition, and the steps it kept."
     runs = {}  # name -> the runs of its seeds; a crop shares the run of its encoder
@@ -433,7 +433,7 @@ def last_step_note(budgets: pd.DataFrame) -> str:
     last = [r['method'] for r in budgets.to_dict('records') if set(r['kept steps'].split(' / ')) == {r['steps']}]
     return f'Still best at the last step in every seed, so longer training may help: {", ".join(last)}.' if last else ''
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #ac2ae09f
 def budget_note(p: dict) -> str:
     "Which world trains, validates and tests, from the parameters of an experiment."
     if not is_world(p['data']):
@@ -459,7 +459,7 @@ def query_targets(task) -> dict:  # query_id -> image
     "The target of each query."
     return {q: target for q, (target,) in zip(task.queries.query_id, task.queries.targets)}
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #9d00863e
 def gallery_among(task, distractors: int) -> list:  # of images
     "The products and the first distractors."
     return [*query_targets(task).values(), *task.distractors[:distractors]]
@@ -472,7 +472,7 @@ def category_chance(task, distractors: int) -> float:
     share = pd.Series([task.category_of[i] for i in gallery_among(task, distractors)]).value_counts(normalize=True)
     return 100 * float(np.mean([share[task.category_of[t]] for t in query_targets(task).values()]))
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #004fa046
 def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', k: int = 1) -> pd.DataFrame:
     "R@K of each method and of chance in the galleries of a table, and Cat@1 among all distractors."
     mine, t, last = results[results.task == task], run.benchmark.tasks[task], run.steps[-1]
@@ -490,7 +490,7 @@ def line_style(method: str) -> dict:
     "The colour of a method, and a broken line for a filtered gallery."
     return dict(color=color(base_name(method)), ls='--' if is_filtered(method) else '-')
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #7cd9fa5c
 def method_legend(fig, axes):
     "One legend below the panels of a figure."
     lines = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
@@ -501,7 +501,7 @@ def shown_tasks(run: ReferredRun) -> list:
     "The tasks whose condition a CondViT of the run reads; all where there is none."
     return [t for t in run.benchmark.tasks if CONDVITS[t] in run.titles] or list(run.benchmark.tasks)
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #c7fb081f
 def shown_tasks_note(run: ReferredRun) -> str:
     "Under which conditions the figures of a page show the methods."
     return f'The figures show the methods {" and ".join(map(under, shown_tasks(run)))}.'
@@ -546,7 +546,7 @@ def _beaten(gains: dict) -> set:
     "The rivals and controls that a method is better than."
     return {m for m, c in gains.items() if verdict(c) == 'better'}
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #e09c2e56
 def compared_note(run: ReferredRun, gains: dict) -> str:
     "Who the rivals and the controls of `referred_finding` are, and which of them are not behind."
     groups = {'Rivals': [m for m in gains if m not in CONTROLS], 'Controls': [m for m in gains if m in CONTROLS]}
@@ -619,7 +619,7 @@ def category_table(run: ReferredRun, distractors: int, task: str = 'category') -
     out = wide[[m for m in run.titles if m in wide]].rename(columns=run.titles).round(1)
     return out.assign(queries=queries).reset_index()
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #7e465aa1
 def category_leads(run: ReferredRun, a: str, b: str, distractors: int, seed: int = 0) -> pd.DataFrame:
     """R@1 of `a` minus that of `b` for each category of the target: category, queries, a, b (percent), diff, low, high,
     and `share`, the part of the difference over all queries that comes from the category, in points."""
@@ -639,7 +639,7 @@ def category_lead_table(leads: pd.DataFrame, titles: tuple) -> pd.DataFrame:  # 
     shown = leads[['category', 'queries', 'a', 'b']].rename(columns=dict(zip('ab', titles)))
     return shown.assign(difference=[format_interval(c) for c in leads.to_dict('records')])
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #4f565ad9
 def _with_points(rows: pd.DataFrame, column: str) -> str:
     "Categories with a number of points each, in words."
     return ', '.join(f'{r.category} ({getattr(r, column):+.1f})' for r in rows.itertuples()).replace('-', '−')
@@ -659,7 +659,7 @@ def category_lead_note(leads: pd.DataFrame, titles: tuple) -> str:  # titles of 
     words = [f'in {_with_points(some, "diff")}{how}' for some, how in places if len(some)]
     return f'{said}. {theirs} is ahead ' + (' and '.join(words) if words else 'in no category') + '.'
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #03974a69
 def main_methods(run: ReferredRun, distractors: int) -> list:
     "CondViT, the ViT, the ViT in a filtered gallery, and the method without training that has the highest R@1."
     lines, untrained = run.among(distractors), {e.name for e in run.entries if e.seed == UNTRAINED}
@@ -668,7 +668,7 @@ def main_methods(run: ReferredRun, distractors: int) -> list:
     chosen = {CONDVIT, VIT, VIT + FILTERED, *([mean[others].idxmax()] if others else [])}
     return [m for m in run.titles if m in chosen & set(mean.index)]
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #1f8c0d16
 def category_area_figure(run: ReferredRun, areas: pd.Series, distractors: int, task: str = 'category'):
     "The visible area by category, median and quartiles, beside R@1 of `main_methods`; hollow: a filtered gallery."
     area = areas.groupby(query_categories(run.benchmark.tasks[task])).quantile([0.25, 0.5, 0.75]).unstack()
@@ -732,7 +732,7 @@ def close_up_note(task, areas: pd.Series) -> str:
         f'count in all tables and figures. Figures over the area leave out {hidden:,} queries whose product is hidden.'
     )
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #34320953
 def area_table(run: ReferredRun, areas: pd.Series, distractors: int, groups: int = 10, seed: int = 0) -> pd.DataFrame:
     "R@1 of each method in groups of equally many queries by area: method, area (median), value, low, high, n."
     lines = run.among(distractors)
@@ -771,7 +771,7 @@ def ranks_in_gallery(method, task, asked: Queries, target: dict) -> dict:  # que
     found = rank_task(method, replace(task, queries=pd.DataFrame(lines)), (1,), 1)
     return dict(zip(found.query_id, found['rank']))
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #eec9f43c
 def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:  # of `show_grid`
     "The first images of a gallery for drawn references, a row for each category that the person wears."
     target, gallery, rows = query_targets(task), task.shared_gallery, []
@@ -790,7 +790,7 @@ def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:
             rows.append(dict(images=[task.load(i) for i in shown], titles=names, outlines=marks, title=about))
     return rows
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #0f50292d
 SMALL_WORDS = {'a', 'an', 'of', 'in', 'with', 'and', 'pair'}
 
 
@@ -805,7 +805,7 @@ def caption_requests(task) -> pd.DataFrame:  # task (kind of request), query_id,
     q = task.queries[['query_id', 'reference', 'condition']]
     return pd.concat([q.assign(task='caption'), q.assign(task='keywords', condition=q.condition.map(keywords))])
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #b37729c9
 def request_strips(entry: Entry, task, requests: pd.DataFrame, references: int = 2, k: int = 5) -> list:
     "Rows of `show_grid`: the first images for each kind of request about the references that have most of them."
     target, strips = query_targets(task), []
@@ -847,7 +847,7 @@ def _with_deviation(value: float, std: float) -> str:
         return '–'
     return f'{value:.1f}' if np.isnan(std) else f'{value:.1f} ± {std:.2f}'
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #e46de22d
 def gallery_title(distractors: int) -> str:
     "The column of a gallery as the paper names it: +500, +10K, +2M."
     for unit, name in ((10**6, 'M'), (10**3, 'K')):
@@ -867,7 +867,7 @@ def _gallery_cells(value: pd.DataFrame, std: pd.DataFrame, sizes) -> dict:  # co
 
     return {n: [f'{r} / {c}' for r, c in zip(cells(n, 'recall'), cells(n, 'cat_acc'))] for n in sizes}
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #359b98e6
 def paper_table(table: str = 'lrvsf_table2', setting: str = 'condition') -> pd.DataFrame:
     "R@1 / Cat@1 ± deviation of a printed table: rows of method, backbone and setting, a column for each gallery."
     t = read_printed(table)
@@ -890,7 +890,7 @@ def _whole_galleries(run: ReferredRun) -> pd.DataFrame:  # of bootstrap_summary
     mean = hits.groupby(['method', 'task', 'seed', 'distractors'])[['recall', 'cat_acc']].mean()
     return mean.rename_axis(columns='metric').stack().rename('mean').reset_index().assign(std=np.nan)
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #9558689b
 def bootstrap_table(run: ReferredRun, methods=None) -> pd.DataFrame:
     """R@1 / Cat@1 ± deviation over bootstrap subsets, both averaged over training seeds, in the form of `paper_table`;
     the last gallery has all queries and all distractors. `methods`: some; None: all."""
@@ -917,7 +917,7 @@ def joined_table(run: ReferredRun, table: str = 'lrvsf_table2', methods=None) ->
     parts = (part.assign(source=name) for name, part in (('paper', printed), ('this run', ours)))
     return pd.concat(parts)[['source', 'method', 'backbone', 'condition', *both]].fillna('–').reset_index(drop=True)
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #43531997
 def crop_methods(run: ReferredRun) -> list:
     "The methods of Table 1: those that see a crop of the reference, and their filtered variants."
     crops = {e.name for e in run.entries if rival_kind(e) == 'crop'}
@@ -942,7 +942,7 @@ def fall(run: ReferredRun, method: str, distractors: int, seed: int = 0) -> dict
     lines = pd.concat(mine.values())
     return compare(lines, *mine, k=1, seed=seed)
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #2f987826
 def falls(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
     "L02: the fall of R@1 of every method; the smaller gallery is a part of the larger one."
     ranked = [m for m in run.titles if m in set(run.among(distractors).method)]
@@ -954,7 +954,7 @@ def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # o
     "L04: what the filtered gallery adds to the ViT's R@1, between 2 and 4 points."
     return between(leads(run, VIT + FILTERED, [VIT], distractors, seed=seed)[VIT], 2, 4, 'gain of the filter')
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #02637f84
 def lead_line(run: ReferredRun, a: str, b: str, distractors: int, task='category', seed=0, role='') -> dict:
     "R@1 of `a` minus that of `b` as a line of evidence."
     found = leads(run, a, [b], distractors, task, seed=seed)[b]
@@ -1037,7 +1037,7 @@ def slope_interval(x, y, families, weights=(1,), n: int = 1000, seed: int = 0) -
     low, high = np.nanquantile(slope(drawn), [0.025, 0.975])
     return dict(diff=float(slope(sums.mean(0).sum(1))), low=float(low), high=float(high))
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #98954c06
 def area_slopes(lines: pd.DataFrame, weights: dict, areas: pd.Series, seed: int = 0) -> dict:  # as `slope_interval`
     """The weighted sum of methods' slopes over the logarithm of the visible area: percent of each method's R@1 for
     twice the area. `weights`: method -> weight; `areas`: query_id -> percent of the image."""
@@ -1057,7 +1057,7 @@ def fewest_hits(lines: pd.DataFrame, method: str) -> int:
     mine = lines[lines.method == method]
     return int((mine['rank'] == 1).groupby(mine.seed).sum().min())
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #c3572d67
 def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, seed: int = 0) -> list:  # of evidence
     "A line for each method of the paper among `titles` and for each pair; too few hits: a line that says so."
     late, own, measure = f'{CLIP4CIR}_category', f'{COMBINER}_category', 'slope of R@1 per doubling of the area'
@@ -1078,7 +1078,7 @@ def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, seed: int =
         found += [dict(c, unit=' % of its mean R@1') for c in alike]
     return found + [untested(f'{measure}: {titles[m]} finds only {n} targets, too few') for m, n in few.items()]
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #1b0dd47b
 def size_slopes(run: ReferredRun, areas: pd.Series, distractors: int, seed: int = 0) -> list:  # of evidence
     "L14: `slope_lines` of a run, and the clauses for which it has no method."
     lines = run.among(distractors)
