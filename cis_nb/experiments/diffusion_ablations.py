@@ -840,15 +840,15 @@ ONE_STEP = 'one_step'
 
 
 def state_variants(p: dict) -> dict:  # name -> Variant
-    """The trained states, from the caption triplets `few` and `many` of `p`, the share `edits` of edits, and `steps` of
-    the sampler. ValueError unless there are fewer few than many."""
+    """The trained states, from the caption triplets `few` and `many` of `p`, then `edited` with a share `edits` of
+    edits, and `steps` of the sampler. ValueError unless there are fewer few than many."""
     if p['few'] >= p['many']:
         raise ValueError(f'few: {p["few"]} must be below many, {p["many"]}')
     base = dict(start=first_stage(p, {}), edits=0.0, sampling_steps=p['steps'])
     return {
         'few': Variant('few triplets of one keyword', base | dict(samples=p['few'])),
         'many': Variant('more triplets of one keyword', base | dict(samples=p['many'])),
-        'edits': Variant('edits of several facts', base | dict(samples=p['many'], edits=p['edits'])),
+        'edits': Variant('edits of several facts', base | dict(samples=p['edited'], edits=p['edits'])),
     }
 
 
