@@ -1184,18 +1184,6 @@ def tuned_words(run: MatrixRun, seed: int = 0) -> list:  # of str
     return said
 
 
-def tuned_words(run: MatrixRun, seed: int = 0) -> list:  # of str
-    "What each fine-tuning adds to stage 2 on the benchmark that it has seen."
-    said = []
-    for benchmark in TRAIN_SPLITS:
-        m = f'{ZERO_SHOT}_{benchmark}'
-        found = diffusion_leads(run, m, [ZERO_SHOT], seed)
-        if c := comparisons_in(found, benchmark, ZERO_SHOT):
-            metric = main_metric(benchmark, run.results).title
-            said.append(f'{run.titles[m]} minus stage 2, {metric}: {format_differences(c)}')
-    return said
-
-
 def compodiff_finding(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> str:
     "The verdicts: late fusions and rivals on CIRR, forbidden results (`negative_search`), masks (other searches)."
     rivals = [r for r in (*BASELINES, *SYNTHETIC_RIVALS) if r in run.titles]

@@ -963,9 +963,8 @@ def loss_changes(curves: pd.DataFrame) -> pd.DataFrame:  # seed, step; a column 
     "The change of the loss from one record to the next, without its sign, in the second half of the training."
     v = curves[curves.step >= curves.step.max() / 2]
     change = 100 * v.groupby(['method', 'seed']).loss.diff().abs() / v.loss
-    return (
-        v.assign(change=change).dropna(subset='change').pivot(index=['seed', 'step'], columns='method', values='change')
-    )
+    v = v.assign(change=change).dropna(subset='change')
+    return v.pivot(index=['seed', 'step'], columns='method', values='change')
 
 
 def steadiness_evidence(changes: pd.DataFrame, seed: int = 0) -> dict:  # a line
