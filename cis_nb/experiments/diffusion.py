@@ -6,21 +6,21 @@
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS',
            'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'MASK_TITLES', 'STATES_LIMIT', 'TRADE',
            'ZERO_SHOT_ROWS', 'compodiff_entries', 'zero_shot_entries', 'with_guidance', 'untrained_denoiser',
-           'rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark', 'evenly', 'all_benchmarks',
-           'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest',
-           'diffusion_trainings', 'share_note', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name',
-           'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric', 'recall_of_draws', 'composition_table',
-           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
-           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
-           'search_effect', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search',
-           'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows',
-           'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings',
-           'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure',
-           'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
-           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note',
-           'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words', 'place_words',
-           'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'order_evidence', 'rivals_evidence',
-           'composition_evidence', 'compodiff_evidence']
+           'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark', 'evenly',
+           'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads', 'leads_table',
+           'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'sampler_note', 'PrintedTable',
+           'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric',
+           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
+           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
+           'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest', 'mask_queries',
+           'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row',
+           'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of',
+           'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure',
+           'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun',
+           'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query', 'extreme_losses',
+           'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words', 'negative_words',
+           'mask_words', 'place_words', 'tuned_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
+           'order_evidence', 'rivals_evidence', 'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -133,11 +133,15 @@ def untrained_denoiser(entry: Entry) -> Entry:
     return Entry(replace(m, name=name, title=title, net=net, run=''))
 
 
-def rerankers(entries: list, of: FeatureMethod, k: int) -> list:  # of Entry
-    "The first `k` images of the method `of` in the order of each ARTEMIS-like scorer; none where `k` is 0."
-    scorers = [e for e in entries if isinstance(e.method, ArtemisMethod)] if k else []
-    found = [(e, ReRanker(e.method, of, k)) for e in scorers]
-    return [Entry(m, e.seed, e.run, m.name, m.title) for e, m in found]
+def with_rerankers(entries: list, of: FeatureMethod, k: int) -> list:  # of Entry
+    """The entries, and behind the ARTEMIS-like scorers the first `k` images of the method `of` in the order of each;
+    nothing more where `k` is 0. ValueError for a negative one."""
+    if k < 0:
+        raise ValueError(f'reranked: must be 0 (no re-ranker) or more, got {k!r}')
+    scorers = [i for i, e in enumerate(entries) if isinstance(e.method, ArtemisMethod)] if k else []
+    found = [replace(entries[i], method=ReRanker(entries[i].method, of, k), name='', title='') for i in scorers]
+    after = max(scorers, default=-1) + 1
+    return [*entries[:after], *found, *entries[after:]]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0000a
 TRAIN_SPLITS = ('cirr', 'fashioniq')  # benchmarks that have one
@@ -215,7 +219,8 @@ def with_controls_and_rerankers(entries: list, model, p: dict) -> list:  # of En
     plain, trained = [e for e in entries if not e.run], [e for e in entries if e.run]
     tuned = [Entry(m) for m in tuned_on(model, tuning)] if (tuning := tuning_benchmarks(p)) else []
     untrained = list(map(untrained_denoiser, compodiff_entries(trained)[:1]))
-    return [*plain, *tuned, *untrained, *trained, *rerankers(trained, baseline('image_text', model), p['reranked'])]
+    ranked = with_rerankers(trained, baseline('image_text', model), p['reranked'])
+    return [*plain, *tuned, *untrained, *ranked]
 
 
 def run_benchmarks(p: dict) -> MatrixRun:
@@ -244,13 +249,11 @@ def diffusion_leads(
 
 
 def leads_table(found: dict, run: MatrixRun, rivals: list) -> pd.DataFrame:
-    "Benchmarks against rivals: difference, interval, verdict."
-    cells = {key: format_difference(c) for key, c in found.items()}
-    rows = [
-        [main_metric(b, run.results).title, *(cells.get((b, r), '–') for r in rivals)]
-        for b in dict.fromkeys(b for b, _ in found)
-    ]
-    return pd.DataFrame(rows, columns=['main metric', *(f'− {run.titles[r]}' for r in rivals)])
+    "Rivals against benchmarks: difference, interval, verdict."
+    cells, table = {key: format_difference(c) for key, c in found.items()}, {'rival': [run.titles[r] for r in rivals]}
+    for b in dict.fromkeys(b for b, _ in found):
+        table[main_metric(b, run.results).title] = [cells.get((b, r), '–') for r in rivals]
+    return pd.DataFrame(table)
 
 
 def leads_forest(found: dict, run: MatrixRun, method: str, rival: str) -> Page | None:
@@ -263,13 +266,14 @@ def leads_forest(found: dict, run: MatrixRun, method: str, rival: str) -> Page |
 def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
     "A row for each trained method: what it learned from, steps, batch, seeds."
     runs, rows = {}, []
-    for e in [e for e in run.entries if e.run]:
+    for e in [e for e in run.entries if e.run and not isinstance(e.method, ReRanker)]:
         runs.setdefault(e.name, []).append(e)
     for same in runs.values():
         given = manifest(same[0].run)['params']
         source, samples = api.get('method', given['method']).trained_on(given)
         about = dict(method=same[0].title, learns_from=source, samples=samples, steps=f'{given["steps"]:,}')
-        about |= dict(batch=given['batch_size'], start=Path(given.get('start', '')).name or '–')
+        start = Path(given['start']).name if isinstance(same[0].method, CompoDiffMethod) else ''
+        about |= dict(batch=given['batch_size'], start=start or '–')
         rows.append(about | dict(seeds=', '.join(str(e.seed) for e in same)))
     return pd.DataFrame(rows).rename(columns=lambda c: c.replace('_', ' '))
 
@@ -279,12 +283,19 @@ def share_note(run: MatrixRun) -> str:
     return '. '.join(fusion_notes(run.entries)) or 'No late fusion was set.'
 
 
+def rerank_note(run: MatrixRun) -> str:
+    "What a re-ranker orders; empty if there is none."
+    found = {e.title: e.method for e in run.entries if isinstance(e.method, ReRanker)}
+    return ''.join(f'{t}: orders the first {m.k} images of {m.of.title}.' for t, m in found.items())
+
+
 def sampler_note(run: MatrixRun) -> str:
     "How each CompoDiff samples."
     words = {}
     for e in compodiff_entries(run.entries):
         m = e.method
-        words[e.title] = f'{m.steps} steps, w_I {m.w_image:g}, w_T {m.w_text:g}, {m.samples} sample a query'
+        steps = f'{m.steps} step{"s" * (m.steps > 1)}'
+        words[e.title] = f'{steps}, w_I {m.w_image:g}, w_T {m.w_text:g}, {m.samples} sample a query'
     return 'The sampler: ' + '; '.join(f'{title}: {said}' for title, said in words.items()) + '.'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00017
@@ -1161,17 +1172,27 @@ def place_words(found: pd.DataFrame, seed: int = 0) -> str:
     )
 
 
+def tuned_words(run: MatrixRun, seed: int = 0) -> list:  # of str
+    "What each fine-tuning adds to stage 2 on the benchmark that it has seen."
+    said = []
+    for benchmark in TRAIN_SPLITS:
+        m = f'{ZERO_SHOT}_{benchmark}'
+        found = diffusion_leads(run, m, [ZERO_SHOT], seed)
+        if c := found.get((benchmark, ZERO_SHOT)):
+            metric = main_metric(benchmark, run.results).title
+            said.append(f'{run.titles[m]} minus stage 2, {metric}: {format_difference(c)}')
+    return said
+
+
 def compodiff_finding(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> str:
     "The verdicts: late fusions and rivals on CIRR, forbidden results (`negative_search`), masks (other searches)."
     rivals = [r for r in (*BASELINES, *SYNTHETIC_RIVALS) if r in run.titles]
     found = diffusion_leads(run, ZERO_SHOT, rivals, seed)
-    parts = [
-        f'stage 2 against {run.titles[rival]} on CIRR R@1: {format_difference(c)}'
-        for (name, rival), c in found.items()
-        if name == 'cirr'
-    ]
+    on_cirr = {run.titles[r]: c for (name, r), c in found.items() if name == 'cirr'}
+    against = ', '.join(f'{title} {format_difference(c)}' for title, c in on_cirr.items())
+    parts = [f'CIRR R@1 of stage 2 minus that of each rival, points: {against}'] if on_cirr else []
     searches = [negative_words(negative, seed), mask_words(masked, seed), place_words(placed, seed)]
-    return '; '.join(filter(None, [*parts, *searches]))
+    return '; '.join(filter(None, [*parts, *tuned_words(run, seed), *searches]))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
 def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines

@@ -19,7 +19,7 @@ __all__ = ['SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'ONE_STEP', 
            'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence',
            'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_steps',
            'state_differences', 'state_table', 'state_forest', 'state_finding', 'with_other_start', 'train_predictions',
-           'training_curves', 'score_changes', 'steadiness_evidence', 'prediction_evidence', 'prediction_finding',
+           'training_curves', 'loss_changes', 'steadiness_evidence', 'prediction_evidence', 'prediction_finding',
            'prediction_figure', 'printed_variants', 'printed_captions', 'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
@@ -840,15 +840,15 @@ ONE_STEP = 'one_step'
 
 
 def state_variants(p: dict) -> dict:  # name -> Variant
-    """The trained states, from the caption triplets `few` and `many` of `p`, the share `edits` of edits, and `steps` of
-    the sampler. ValueError unless there are fewer few than many."""
+    """The trained states, from the caption triplets `few` and `many` of `p`, then `edited` with a share `edits` of
+    edits, and `steps` of the sampler. ValueError unless there are fewer few than many."""
     if p['few'] >= p['many']:
         raise ValueError(f'few: {p["few"]} must be below many, {p["many"]}')
     base = dict(start=first_stage(p, {}), edits=0.0, sampling_steps=p['steps'])
     return {
         'few': Variant('few triplets of one keyword', base | dict(samples=p['few'])),
         'many': Variant('more triplets of one keyword', base | dict(samples=p['many'])),
-        'edits': Variant('edits of several facts', base | dict(samples=p['many'], edits=p['edits'])),
+        'edits': Variant('edits of several facts', base | dict(samples=p['edited'], edits=p['edits'])),
     }
 
 
@@ -959,26 +959,26 @@ def training_curves(run: MatrixRun) -> pd.DataFrame:  # CURVE_COLUMNS
     return pd.concat(rows, ignore_index=True)
 
 
-def score_changes(curves: pd.DataFrame) -> pd.DataFrame:  # seed, step; a column a method, in points
-    "The change of the score from one validation to the next, without its sign, in the second half of the training."
-    v = curves.dropna(subset='score')
-    v = v[v.step >= v.step.max() / 2]
-    v = v.assign(change=v.groupby(['method', 'seed']).score.diff().abs()).dropna(subset='change')
+def loss_changes(curves: pd.DataFrame) -> pd.DataFrame:  # seed, step; a column a method, in percent of the loss
+    "The change of the loss from one record to the next, without its sign, in the second half of the training."
+    v = curves[curves.step >= curves.step.max() / 2]
+    change = 100 * v.groupby(['method', 'seed']).loss.diff().abs() / v.loss
+    v = v.assign(change=change).dropna(subset='change')
     return v.pivot(index=['seed', 'step'], columns='method', values='change')
 
 
 def steadiness_evidence(changes: pd.DataFrame, seed: int = 0) -> dict:  # a line
-    "How much more the score changes where noise is predicted; bootstrap over seeds and validations."
-    what = 'mean change of the validation score, noise − clean embedding'
+    "How much more the loss changes where noise is predicted; bootstrap over seeds and records."
+    what = 'mean change of the loss between records, noise − clean embedding'
     if len(changes) < 3:
         return untested(f'{what}: fewer than three changes')
     d = (changes[PREDICTS_NOISE] - changes[PREDICTS_X0]).to_numpy()
     diff, low, high = bootstrap_ci(d, seed=seed)
-    return dict(what=what, diff=diff, low=low, high=high, n=len(d))
+    return dict(what=what, diff=diff, low=low, high=high, n=len(d), unit=' % of the loss')
 
 
 def prediction_evidence(run: MatrixRun, changes: pd.DataFrame, seed: int = 0) -> dict:
-    "C18: the clean embedding gives the better score on every benchmark, and the steadier one."
+    "C18: the clean embedding gives the better score on every benchmark, and the steadier loss."
     pair = PREDICTS_X0, PREDICTS_NOISE
     found = {title: denoiser_differences(run, *pair, n, seed) for n, title in metric_titles(run).items()}
     lines = [claim_evidence(c, f'{title}, clean embedding − noise') for title, c in found.items()]
@@ -990,7 +990,7 @@ def prediction_finding(run: MatrixRun, changes: pd.DataFrame, seed: int = 0) -> 
     said = differences_finding(run, PREDICTS_X0, seed)
     means = {v.title: changes[m].mean() for m, v in PREDICTION_VARIANTS.items()}
     steady = ', '.join(f'{title} {mean:.1f}' for title, mean in means.items())
-    return f'{said}. Change of the validation score between validations, points: {steady}'
+    return f'{said}. Change of the loss between records, percent of it: {steady}'
 
 
 def prediction_figure(curves: pd.DataFrame):

@@ -209,20 +209,19 @@ def matrix_table(results: pd.DataFrame, titles: dict) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #05bd61d6
 def matrix_figure(results: pd.DataFrame, titles: dict):
-    "The same as points with intervals, a panel for each benchmark, each method in its colour."
-    names = list(results.benchmark.unique())
+    "The same as points with intervals, a panel for each benchmark, each method in its colour and its row."
+    names, there = list(results.benchmark.unique()), [m for m in titles if m in set(results.method)]
     lines, columns = -(-len(names) // 2), min(2, len(names))
-    fig, axes = page(lines * (0.6 + 0.24 * len(titles)), lines, columns, squeeze=False)
+    fig, axes = page(lines * (0.6 + 0.24 * len(there)), lines, columns, squeeze=False, sharey=True)
     for ax, name in zip(axes.ravel(), names):
         rows = main_rows(name, results).set_index('method')
-        there = [m for m in titles if m in rows.index]
         for y, m in enumerate(there):
-            r = rows.loc[[m]]
-            draw_intervals(ax, [y], r.value, *uncertainty_bounds(r), m, horizontal=True)
+            r = rows.loc[rows.index == m]
+            draw_intervals(ax, [y] * len(r), r.value, *uncertainty_bounds(r), m, horizontal=True)
         ax.set_yticks(range(len(there)), [titles[m] for m in there])
-        ax.invert_yaxis()
         ax.set(title=main_metric(name, results).title, xlabel='percent')
         ax.grid(axis='x')
+    axes[0, 0].set_ylim(len(there) - 0.5, -0.5)
     for ax in axes.ravel()[len(names) :]:
         ax.set_axis_off()
     return fig

@@ -284,7 +284,7 @@ class ReRanker:
     @property
     def title(self) -> str:
         "In tables."
-        return f'{ArtemisPlugin.variants[self.name].title}: first {self.k} of {self.of.title}'
+        return ArtemisPlugin.variants[self.name].title
 
     @property
     def fingerprint(self) -> str:

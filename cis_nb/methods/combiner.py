@@ -7,8 +7,9 @@ __all__ = ['COMBINER_SCHEME', 'TRAINED_TOWERS', 'NEGATIVES', 'COMBINER_LAYERS', 
            'Triplets', 'index_triplets', 'EncodedNow', 'ImageInputs', 'tower_of', 'PartiallyFrozen', 'CombinerBatches',
            'CombinerLoss', 'CombinerMethod', 'CombinerTraining', 'save_combiner', 'read_combiner', 'load_combiner',
            'read_published_combiner', 'published_combiner', 'export_combiner', 'CombinerConfig', 'triplet_folder',
-           'held_out', 'TripletData', 'cirr_triplets', 'synthetic_triplets', 'training_data', 'make_combiner',
-           'triplet_strips', 'CombinerPlugin', 'Encoding', 'random_triplets', 'training_rates']
+           'held_out', 'TripletData', 'cirr_triplets', 'StackedRows', 'TripletImages', 'synthetic_triplets',
+           'training_data', 'make_combiner', 'triplet_strips', 'CombinerPlugin', 'Encoding', 'random_triplets',
+           'training_rates']
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #ec59e4d4
 import json
@@ -28,7 +29,7 @@ from torch import nn
 
 from ..api import Backbone, Plugin, Style, TrainableBackbone, TrainingConfig
 from ..backbones.conditional_vit import key_faults, read_tensors
-from ..backbones.features import text_features
+from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import load_cirr
 from ..core.parameters import one_of
@@ -564,6 +565,43 @@ def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
     return TripletData(table, b.source, tasks)
 
 
+class StackedRows:
+    "Several arrays (N,D) as one, of which rows are read on access."
+
+    def __init__(self, arrays: list):
+        self.arrays, self.starts = arrays, np.cumsum([0, *map(len, arrays)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, rows) -> np.ndarray:  # (n,) -> (n,D)
+        rows = np.asarray(rows)
+        out = np.empty((len(rows), self.arrays[0].shape[1]), self.arrays[0].dtype)
+        which = np.searchsorted(self.starts, rows, 'right') - 1
+        for k, array in enumerate(self.arrays):
+            at = np.flatnonzero(which == k)
+            out[at] = array[rows[at] - self.starts[k]]
+        return out
+
+
+@dataclass
+class TripletImages(ImageSource):
+    "Both images of triplets, `reference/` or `target/` and the id; their features are those of the two sides."
+
+    sides: dict = field(default_factory=dict)  # reference, target -> ImageSource
+
+    def features(self, backbone) -> Features:
+        "Features of all images, encoded once for each side."
+        found = {side: source.features(backbone) for side, source in self.sides.items()}
+        rows = StackedRows([f.array for f in found.values()])
+        index = {
+            f'{side}/{i}': int(start) + row
+            for (side, f), start in zip(found.items(), rows.starts)
+            for i, row in f.index.items()
+        }
+        return Features(rows, list(index), index)
+
+
 def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
     "Image triplets; an image is named by its side and its triplet, `reference/` or `target/` and the id."
     sides = dict(reference=shards.references, target=shards.targets)
@@ -573,8 +611,8 @@ def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
         side, i = name.split('/', 1)
         return sides[side].load(i)
 
-    ids = [*table.reference_image, *table.target_image]
-    images = ImageSource(ids, load, fingerprint([shards.key, 'both']), 'synthetic-triplets')
+    ids, key = [*table.reference_image, *table.target_image], fingerprint([shards.key, 'both'])
+    images = TripletImages(ids, load, key, 'synthetic-triplets', sides=sides)
     return TripletData(table.assign(condition=shards.texts), images, tasks)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #0131bd49

@@ -163,6 +163,19 @@ def test_the_loss_is_the_squared_error_of_the_clean_embedding(xs, memory):
     states, mask = C.token_states(xs, batch.texts)
     torch.testing.assert_close(seen.seen['text'] * mask[..., None], states * mask[..., None], atol=1e-5, rtol=0)
     assert torch.equal(seen.seen['text_mask'], mask)
+    o.predicts = 'noise'
+    torch.testing.assert_close(o.errors(batch), (batch.noise - 2).square().mean(1))
+
+
+@pytest.mark.e2e
+def test_what_the_denoiser_predicts_is_kept_with_the_run(xs):
+    config = settings(stage='1', predicts='noise')
+    run = T.train_or_load(config)
+    m = T.load_method(run, 'cpu')
+    assert (m.predicts, m.first) == ('noise', 899) and T.make_objective(config).predicts == 'noise'
+    assert T.train_or_load(settings(stage='1')) != run
+    with pytest.raises(ValueError, match="other settings .predicts: 'x0', there 'noise'"):
+        T.make_objective(settings(stage='2', start=str(run)))
 
 
 def test_features_that_are_no_numbers_end_the_training_at_their_step(xs, tmp_path):

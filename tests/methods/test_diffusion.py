@@ -317,3 +317,21 @@ def test_what_does_not_fit_together_is_refused(net):
         M.sample_embeddings(net, queries(ref=None), SEEDS, M.SamplerSettings(mix=0.1))
     with pytest.raises(ValueError, match='net: is in training mode'):
         M.sample_embeddings(Denoiser(SHAPE), queries(), SEEDS)
+
+
+@pytest.mark.parametrize('given', [{}, dict(w_image=1.0, w_text=1.0), dict(steps=1), dict(steps=3, eta=1.0, samples=2)])
+def test_a_network_that_predicts_the_noise_gives_the_samples_of_the_one_that_predicts_the_clean_embedding(net, given):
+    "The noise that a prediction of the clean embedding implies, branch by branch, is guided to the same samples."
+    alphas = M.cosine_alphas()
+
+    def noise(x, t, cache):
+        a = alphas[t]
+        return (x - a.sqrt() * net.denoise(x, t, cache)) / (1 - a).sqrt()
+
+    settings = dict(steps=4, first=899) | given
+    clean = M.sample_embeddings(net, queries(), SEEDS, M.SamplerSettings(**settings))
+    predicted = M.SamplerSettings(**settings, predicts='noise')
+    near(M.sample_embeddings(net, queries(), SEEDS, predicted, noise), clean, eps=1e-4)
+    begun = []
+    M.sample_embeddings(net, queries(), SEEDS, predicted, lambda x, t, cache: begun.append(t) or noise(x, t, cache))
+    assert begun[0] == 899 and len(begun) == settings['steps']
