@@ -466,6 +466,7 @@ class BenchmarkPlugin:
     main: dict = {}  # name in results -> MainMetric; a benchmark without one is not on the front page
     tasks: tuple = ()  # of MainMetric: the tasks that a page can ask for by name in `sets`
     parameters: dict = {}  # option of `load` -> the parameter of such a page that gives it
+    drawing: dict = {}  # the same for options of the world's version, which a page need not have
     pairs_from: str = ''  # module:function that gives `product_pairs`, where another module has it
     tuning: dict = {}  # `size` and options of `load` for the world on which settings are chosen; empty: none
     tuning_split: str = ''  # of real data, the same
@@ -541,7 +542,8 @@ REGISTRY = {
     },
     'backbone': {
         name: 'cis_nb.backbones.loading:PLUGINS'
-        for name in 'tiny_xs tiny_s tiny tiny_products rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip'.split()
+        for names in ('tiny_xs tiny_s tiny tiny_products', 'rn50x4 vit_b32 vit_b16 vit_l vit_h vit_g blip')
+        for name in names.split()
     },
 }
 _in_this_process = {kind: {} for kind in REGISTRY}  # what `register` was given

@@ -23,7 +23,7 @@ from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
 from ..retrieval.statistics import bootstrap_ci, families_of
 from ..retrieval.metrics import map_at_k
 from .genecis import read_json
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #9f4dc5ae
 CIRCO_SPLITS = ('val', 'test')
@@ -207,7 +207,7 @@ def load_circo(root, split: str = 'val', prompt: str = '{condition}', ks: tuple 
     if not paths:
         need_file(c.folder / 'COCO2017_unlabeled/unlabeled2017' / next(iter(names.values())), **CIRCO_IMAGES)
     described = f'all {len(names):,} unlabeled images'
-    protocol = Protocol('circo', gallery=described, prompt=prompt, reference='kept', split=split)
+    protocol = Protocol('circo', described, prompt, reference='kept', split=split, data=world_name(root))
     s = _images(c, names, paths)
     b = Task('circo', 'circo', _queries(c), s.load, protocol, s.ids, s.ids, s.key, ('map',), tuple(ks))
     return b.restrict(paths)

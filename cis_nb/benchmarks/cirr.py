@@ -20,7 +20,7 @@ from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource, image_files
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, is_world, need_file, world_name
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,
     Benchmark,
@@ -267,7 +267,8 @@ def load_cirr(
     if task == 'full':
         q, shared, described, extra = _full_gallery(c, gallery, q)
     paths = cirr_image_paths(c) if images else {}
-    protocol = Protocol(f'cirr/{task}', gallery=described, prompt=prompt, reference='removed', split=split, extra=extra)
+    about = dict(data=world_name(root), split=split, reference='removed')
+    protocol = Protocol(f'cirr/{task}', gallery=described, prompt=prompt, extra=extra, **about)
     s = _images(c, paths)
     b = Task('cirr', task, q, s.load, protocol, s.ids, shared, s.key, ks=tuple(ks or CIRR_KS[task]))
     return b.restrict(paths or [need_file(c.folder / next(iter(c.files.values())), **CIRR_IMAGES)]) if images else b
@@ -331,10 +332,16 @@ class CirrPlugin(BenchmarkPlugin):
     )
     main = {'cirr': tasks[0]}
     parameters = dict(size='cirr', split='split')
+    drawing = dict(sentences='sentences')
     tuning, tuning_split = dict(size=600), 'train'
 
-    def load(self, data='world', size=0, seed=0, **options) -> CirrBenchmark:
-        return cirr_benchmark(dataset_root(self.name, data, size, seed), **options)
+    def load(self, data='world', size=0, seed=0, sentences='mixed', **options) -> CirrBenchmark:
+        "`sentences`: those that the world draws, `mixed` or `edits`; ValueError for another choice on other data."
+        if sentences != 'mixed' and not is_world(data):
+            raise ValueError(
+                f'sentences: {sentences!r} is a drawing of the world; data: {data!r} has its own, use mixed'
+            )
+        return cirr_benchmark(dataset_root(self.name, data, size, seed, sentences=sentences), **options)
 
     def submission(self, root) -> 'CirrSubmission':
         return CirrSubmission(read_cirr(root, 'test1'))

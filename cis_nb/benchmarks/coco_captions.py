@@ -30,7 +30,7 @@ from ..retrieval.search import l2_normalize_array
 from .genecis import read_json
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 from ..backbones.features import image_features, text_features
 from ..data.image_folders import Skipped, folder_files
 
@@ -57,6 +57,7 @@ class CaptionSet:
     texts: dict  # caption id -> caption
     owner: dict  # caption id -> image id
     coverage: float = 1.0  # share of the images that are available
+    world: str = ''  # the drawn world
 
     def queries_and_gallery(self, direction: str) -> tuple:
         "The dictionaries of the ids that are queries and of those that are ranked."
@@ -122,6 +123,7 @@ def _read_all(path, name: str) -> CaptionSet:
         {i: PurePosixPath(p['file_name']).name for i, p in images.items()},
         {i: a['caption'] for i, a in captions.items()},
         {i: a['image_id'] for i, a in captions.items()},
+        world=world_name(path),
     )
 
 
@@ -483,6 +485,7 @@ def ground_truth_protocol(truth: GroundTruth, way: str, c: CaptionSet, sizes: li
         split=c.split,
         coverage=c.coverage,
         extra='; '.join(filter(None, notes)),
+        data=c.world,
         content=fingerprint([c.texts, truth.right[way]])[:8],
     )
 

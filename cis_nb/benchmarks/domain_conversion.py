@@ -19,7 +19,7 @@ from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.metrics import METRICS, Metric
 from ..retrieval.protocol import Benchmark, Protocol, Task
 from ..core.store import fingerprint
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 from ..core.parameters import one_of
 from ..data.image_folders import Place, Skipped, is_image, folder_files
 
@@ -330,6 +330,7 @@ def load_domains(
         need_file(D.folder.parent / gallery[0], **DOMAIN_IMAGES)
     protocol = Protocol(
         f'domains/{D.name}',
+        data=world_name(D.folder),
         gallery=f'all {len(gallery):,} images of {D.table.domain.nunique()} domains',
         prompt=prompt,
         reference=reference,

@@ -30,7 +30,7 @@ from ..retrieval.statistics import families_of
 from .genecis import read_json
 from ..core.store import fingerprint
 from ..data.image_sources import image_files
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 from ..core.parameters import one_of
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #0a15e346
@@ -292,7 +292,8 @@ def load_fashioniq(
     if images and not paths:
         need_file(f.folder / f'images/{names[0]}.jpg', **FASHIONIQ_IMAGES)
     notes = _notes(f, names, paths if images else None)
-    protocol = Protocol(f'fashioniq/{category}', described, prompt, ORDERS[order], reference, split=split, extra=notes)
+    about = dict(data=world_name(root), split=split, reference=reference, extra=notes)
+    protocol = Protocol(f'fashioniq/{category}', gallery=described, prompt=prompt, caption=ORDERS[order], **about)
     s = image_files(names, paths, lambda n: need_file(f.folder / f'images/{n}.jpg', **FASHIONIQ_IMAGES), 'fashioniq')
     task = Task('fashioniq', category, _queries(f, order), s.load, protocol, s.ids, s.ids, s.key, ks=tuple(ks))
     return task.restrict(paths) if images else task

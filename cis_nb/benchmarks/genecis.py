@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..core.store import fingerprint
-from ..data.roots import need_file
+from ..data.roots import need_file, world_name
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, Protocol, Task, load_tasks, result_rows
 from ..core.plotting import show_grid
 
@@ -326,6 +326,7 @@ def load_genecis(root, task: str, templates=None, crop_mode='official') -> Task:
     annotations = 'val' if whole else 'train+val+test'  # that templates are built from
     protocol = Protocol(
         f'genecis/{task}',
+        data=world_name(root),
         gallery=f'{gallery_size(task)} per query',
         reference=kept,
         split='test' if source == 'released templates' else annotations,

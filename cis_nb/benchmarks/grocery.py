@@ -21,7 +21,7 @@ from ..data.image_folders import Skipped, folder_files, signature
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 from ..retrieval.protocol import Benchmark, Protocol, Task
 
 # %% ../../nbs/02b_benchmarks/15_grocery.ipynb #6f715521
@@ -192,7 +192,7 @@ def grocery_task(g: Grocery, task: str = 'category', split: str = 'test', ks=(1,
         queries['gallery'] = [shelf[c] for c in photos.category]
     ranked = f'catalogue images of {len(gallery)} products' if whole else "catalogue images of the target's category"
     caption = 'are the category of the target'
-    protocol = Protocol(f'grocery/{task}', ranked, caption=caption, split=split)
+    protocol = Protocol(f'grocery/{task}', ranked, caption=caption, split=split, data=world_name(g.folder))
     images = [*photos.image, *gallery]
     about = dict(ks=tuple(ks) if whole else (1,), source=g.source.only(images))
     made = Task(

@@ -31,7 +31,7 @@ from ..data.image_folders import Skipped, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES
-from ..data.roots import dataset_root, need_file, source_facts
+from ..data.roots import dataset_root, need_file, source_facts, world_name
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, result_row, result_rows
 from ..retrieval.statistics import families_of
 from ..world.lrvsf import drawn_image, is_drawn, shown_outfit
@@ -345,6 +345,7 @@ class LRVSF:
     distractors: pd.DataFrame  # id, image, category (None where it is not known)
     source: ImageSource
     present: set  # images that have a file, or are drawn
+    world: str = ''  # the drawn world
 
 
 def _read(i: str, files: ParquetImages, tars: dict) -> bytes:
@@ -379,7 +380,7 @@ def _with_images(folder: Path, split, pairs, distractors, files: ParquetImages, 
     _reject_copies(folder, split, pairs, distractors, tars | files.places, lambda i: _read(i, files, tars))
     present = {i for i in ids if i in files.places or i in tars or is_drawn(i)}
     source = ImageSource(ids, lambda i: _open(i, files, tars), _files_key(folder), f'lrvsf-{split}')
-    return LRVSF(split, pairs, distractors, source, present)
+    return LRVSF(split, pairs, distractors, source, present, world_name(folder))
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #9b8ced05
 def _val_images(folder: Path) -> tuple:  # address -> Place, rows of the distractors
@@ -527,6 +528,7 @@ def lrvsf_task(
         prompt,
         dict(category='are the category of the target', text='blip2_caption1')[condition],
         split=data.split,
+        data=data.world,
     )
     task = LRVSFTask(
         'lrvsf',

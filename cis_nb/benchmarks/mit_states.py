@@ -14,7 +14,7 @@ import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..data.image_sources import image_files
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 from ..retrieval.protocol import Benchmark, Protocol, Task
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #1cea6e31
@@ -180,6 +180,7 @@ def load_mitstates(
     s = image_files(states.table.image, {i: states.folder / i for i in states.table.image}, None, 'mitstates')
     protocol = Protocol(
         'mitstates',
+        data=world_name(root),
         gallery=f'all {len(s.ids):,} photographs of {states.table.noun.nunique()} test nouns',
         prompt=prompt,
         reference='removed',

@@ -20,7 +20,7 @@ from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import Benchmark, Protocol, Task
 from .genecis import read_json
 from ..core.store import fingerprint
-from ..data.roots import dataset_root, need_file
+from ..data.roots import dataset_root, need_file, world_name
 from ..data.image_folders import Place, Skipped, tar_members
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #1a3c1272
@@ -324,6 +324,7 @@ def load_composition(
         need_file(c.file.parent / f'{split}2017' / gallery[0], **COMPOSITION_IMAGES)
     protocol = Protocol(
         'composition',
+        data=world_name(root),
         gallery=f'all {len(gallery):,} images with a query',
         prompt=prompt,
         split=split,

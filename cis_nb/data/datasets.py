@@ -40,9 +40,10 @@ def data_name(name, root) -> str:
     return WORLD if is_world(name) else Path(root).name
 
 
-def data_title(name, root) -> str:
-    "A data set's name in tables."
-    return 'the world' if is_world(name) else Path(root).name
+def data_title(name, root, world_seed: int = None) -> str:
+    "A data set's name in tables; that of the world with its seed, if it is given."
+    drawn = 'the world' if world_seed is None else f'world {world_seed}'
+    return drawn if is_world(name) else Path(root).name
 
 # %% ../../nbs/00b_data/05_datasets.ipynb #95544307
 def language_tools(*names) -> str:

@@ -4,14 +4,16 @@
 
 # %% auto #0
 __all__ = ['WORLD', 'PUBLISHED_DATA', 'WORLD_VERSIONS', 'is_world', 'find_data', 'data_root', 'source_facts', 'need_file',
-           'cirr_root', 'WorldVersion', 'dataset_root']
+           'cirr_root', 'WorldVersion', 'dataset_root', 'world_name']
 
 # %% ../../nbs/00b_data/00_roots.ipynb #e6f49935
+import json
 import os
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from ..core.parameters import one_of
+from ..core.store import store_root
 from ..world.composed import composed_root
 
 # %% ../../nbs/00b_data/00_roots.ipynb #91cfa43b
@@ -123,3 +125,14 @@ def dataset_root(name: str, data: str = 'world', size: int = 0, seed: int = 0, s
     module, _, function = version.builder.partition(':')
     build = getattr(import_module(module), function)
     return build(**dict.fromkeys(version.sizes, size or version.usual), **(version.given | given), seed=seed)
+
+# %% ../../nbs/00b_data/00_roots.ipynb #b149cab6
+def world_name(path) -> str:
+    "The name of the drawn world that a file or folder of the store belongs to; empty for other data."
+    worlds, path = (store_root() / WORLD).resolve(), Path(path).resolve()
+    if not path.is_relative_to(worlds) or path == worlds:
+        return ''
+    root = worlds / path.relative_to(worlds).parts[0]
+    drawn = json.loads((root / 'manifest.json').read_text(encoding='utf-8'))['params']
+    only = f', {drawn["sentences"]} only' if drawn.get('sentences', 'mixed') != 'mixed' else ''
+    return f'world {drawn["seed"]}{only}'

@@ -35,7 +35,7 @@ from ..api import method_style
 from ..backbones.conditional_vit import CondViT, ViTShape
 from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
-from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, untested
+from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, as_own, untested
 from .comparison import TOO_FEW, compare, corrected, hits, read_printed, verdict
 from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, sample_noise
@@ -279,7 +279,7 @@ def there(run, methods) -> list:
 
 def own_recipe(lines: list) -> list:
     "Comparisons of the Combiner with the book's recipe: beside the claim, which is about the published one."
-    return [dict(c, what=f'the book’s recipe, {c["what"]}', role=OWN_COMPARISON) for c in lines]
+    return as_own([dict(c, what=f'the book’s recipe, {c["what"]}') for c in lines])
 
 
 def mined_is_best(run) -> list:
@@ -602,7 +602,7 @@ def tested_on(experiment: str, params: dict) -> str:
     "An experiment with its backbones and data, in words."
     data, given = params.get('data', WORLD), params.get('backbones') or [params.get('backbone', '')]
     backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
-    return f'{experiment}; {backbones}{data_title(data, data)}'
+    return f'{experiment}; {backbones}{data_title(data, data, params.get("world_seed"))}'
 
 
 def templates_folder(run: GenecisRun, params: dict):

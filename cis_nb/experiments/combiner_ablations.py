@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'BY_CONSTRUCTION', 'OWN_COMPARISON', 'UNTESTED', 'TABLE5', 'RelationCorpus',
            'corpus', 'relations_for', 'sampled_triplets', 'OnCorpus', 'train_variant', 'variant_rankings',
-           'fusion_entries', 'fusion_rankings', 'slope', 'by_seed', 'claim_evidence', 'untested', 'needed_for',
-           'between', 'within', 'within_share', 'effects', 'paper_ablations']
+           'fusion_entries', 'fusion_rankings', 'slope', 'by_seed', 'claim_evidence', 'untested', 'as_own',
+           'needed_for', 'between', 'within', 'within_share', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
 from dataclasses import dataclass
@@ -189,6 +189,11 @@ BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED = 'by construction', 'own', 'untested'
 def untested(what: str) -> dict:
     "A clause of a claim that a run cannot test, as a line of its evidence."
     return dict(what=what, role=UNTESTED)
+
+
+def as_own(lines: list) -> list:
+    "Lines of evidence as own comparisons of this book: they stand beside a claim and are not judged."
+    return [dict(c, role=OWN_COMPARISON) for c in lines]
 
 
 def needed_for(c: dict, limit: float) -> dict:  # `needed`, or nothing

@@ -27,6 +27,7 @@ from cis_nb.experiments.combiner_ablations import (
     slope,
     fusion_rankings,
     train_variant,
+    untested,
     variant_rankings,
 )
 from cis_nb.experiments.comparison import (
@@ -179,10 +180,11 @@ def recipe_evidence(per_query, seed: int = 0) -> dict:  # claim -> lines
         return claim_evidence(compare(q, a, b, k=k, seed=seed), f'{where}R@{k}, {what[a]} − {what[b]}')
 
     rivals, tasks = [*PLAIN, *BASELINES], per_query.task.unique()
-    focus = 'focus_attribute'
+    focus, supervised = 'focus_attribute', 'Combiner (CIRR) with the published recipe'
+    between_both = untested(f'{supervised}: below the mined Combiner and above {method_style("image_text").title}')
     return dict(
-        G04=[line('published', b) for b in rivals],
-        G05=[line('published', b, t) for t in tasks for b in rivals],
+        G04=[*(line('published', b) for b in rivals), between_both],
+        G05=[*(line('published', b, t) for t in tasks for b in rivals), untested(f'{supervised} on each task')],
         G06=[line('published', 'image_only', focus), *(line('image_only', 'published', focus, k) for k in (2, 3))],
     )
 

@@ -158,6 +158,11 @@ class MatrixRun:
         return [task.protocol for b in self.benchmarks.values() for task in b.tasks.values()]
 
     @property
+    def worlds(self) -> str:
+        "The names of the drawn worlds of the tasks; empty for photographs."
+        return ', '.join(dict.fromkeys(p.data for p in self.protocols if p.data))
+
+    @property
     def sets(self) -> dict:  # name -> Task
         "The tasks of all benchmarks."
         return {name: task for b in self.benchmarks.values() for name, task in b.tasks.items()}

@@ -7,10 +7,11 @@ __all__ = ['CAPTION_ORDERS', 'PromptedBenchmark', 'prompted', 'prompted_pairs', 
            'composition_draws', 'whole_references', 'CompositionDraws', 'composition_readings', 'PublishedDomains',
            'domain_readings', 'counted_as_failures', 'no_mistake_row', 'task_columns', 'score_table', 'rank_table',
            'order_row', 'order_table', 'group_table', 'sets_table', 'scores_of', 'tuned_sum_of', 'validation_tasks',
-           'fusion_figure', 'prompted_entries', 'published_names', 'prompt_scores', 'with_published_prompt',
-           'prompt_table', 'rival_pairs', 'rival_differences', 'pair_table', 'lead_evidence', 'spread_queries',
-           'same_queries', 'search_table', 'checked_submission', 'checked_submissions', 'best_first', 'printed_table',
-           'paper_circo', 'paper_cirr', 'paper_fashioniq', 'paper_pic2word']
+           'fusion_figure', 'steps_note', 'prompted_entries', 'published_names', 'prompt_scores',
+           'with_published_prompt', 'prompt_table', 'rival_pairs', 'rival_differences', 'pair_table', 'lead_evidence',
+           'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'checked_submission',
+           'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr', 'paper_fashioniq',
+           'paper_pic2word_means', 'beside_printed']
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #04900005
 from dataclasses import dataclass, replace
@@ -37,7 +38,6 @@ from cis_nb.experiments.comparison import (
     rival_leads,
     of_seed,
     over_seeds,
-    paper_numbers,
     read_printed,
 )
 from .composed_retrieval import submission
@@ -48,6 +48,7 @@ from cis_nb.experiments.entries import (
     compared_methods,
     judged_pairs,
     read_cached,
+    training_config,
 )
 from .matrix import MatrixRun, cached_benchmark_rankings, read_results, unsolved_tasks
 from .sweeps import difference, score_title, scored
@@ -287,6 +288,14 @@ def fusion_figure(tuned: TunedSum, titles: dict) -> Page:
     return fig
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #de29b3ff
+def steps_note(trainings: list) -> str:
+    "The lengths of the trainings of a page, in words, for below a table."
+    configs = [training_config(t) for t in trainings]
+    title = {c.method: api.method_style(api.get('method', c.method).variant(c)).title for c in configs}
+    lengths = [f'{title[c.method]}, {c.steps:,} steps of {c.batch_size}' for c in configs]
+    return f'Trainings of this run: {"; ".join(lengths)}'
+
+
 def prompted_entries(entries: list) -> list:  # of Entry
     "The trained methods that have a prompt."
     return [e for e in entries if e.run and isinstance(e.method, api.Prompted)]
@@ -361,6 +370,13 @@ def lead_evidence(scores: pd.DataFrame, run: MatrixRun, task: str, method: str, 
     lead = {m: contrast(mine, {name.get(method, method): 1, name.get(m, m): -1}, **kw) for m in others}
     return [claim_evidence(found, f'{what}, “{PROMPT}”: {title[method]} − {title[m]}') for m, found in lead.items()]
 
+
+def largest_lead(lines: list) -> list:  # one line of evidence, or none
+    "Of several lines the one that says most for its claim, its p-value corrected for their number."
+    found = corrected(dict(enumerate(lines)))
+    best = min(found.values(), key=lambda c: (c['diff'] <= 0, c['p_corrected'], -c['diff']), default=None)
+    return [] if best is None else [{k: v for k, v in best.items() if k != 'p_corrected'} | dict(p=best['p_corrected'])]
+
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c432d2a4
 def spread_queries(b: PromptedBenchmark, n: int) -> PromptedBenchmark:
     "`n` queries of a benchmark of one task, evenly spread; the gallery stays whole."
@@ -421,13 +437,13 @@ def best_first(per_query: pd.DataFrame, method: str, training: int, score: str =
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c010d929
 def printed_table(printed: pd.DataFrame, columns: pd.Series, index: list) -> pd.DataFrame:
     "Printed values in wide form: one row per `index`, headings from `columns`, in the printed order."
-    once = printed.assign(heading=columns).drop_duplicates([*index, 'heading'])
+    once = printed.assign(heading=columns).fillna(dict(backbone='–')).drop_duplicates([*index, 'heading'])
     return once.pivot_table(index=index, columns='heading', values='value', sort=False).reset_index()
 
 
 def paper_circo() -> pd.DataFrame:
     "CIRCO, test split (LinCIR, Table 3)."
-    printed = paper_numbers('lincir_table3_circo')
+    printed = read_printed('lincir_table3_circo')
     return printed_table(printed, 'mAP@' + printed.k.astype(str), ['backbone', 'method'])
 
 
@@ -445,11 +461,27 @@ def paper_fashioniq() -> pd.DataFrame:
     return printed_table(printed, heading, ['backbone', 'method'])
 
 
-def paper_pic2word() -> pd.DataFrame:
-    "Pic2Word on ImageNet-R and on COCO's compositions, mean of five draws, as CompoDiff prints it."
+def paper_pic2word_means() -> pd.DataFrame:
+    "Pic2Word on ImageNet-R (mean of the domains) and COCO's compositions (mean of five draws), as CompoDiff prints it."
     printed = pd.concat([read_printed(f'compodiff_{name}') for name in ('imagenet_r', 'coco_objects')])
-    one = printed.dataset.str.contains('ImageNet') | printed.setting.str.contains('trial=average')
-    printed = printed[(printed.method == 'Pic2Word') & one]
+    mean = (printed.dataset == 'ImageNet-R:average') | printed.setting.str.contains('trial=average')
+    printed = printed[(printed.method == 'Pic2Word') & mean]
     source = printed.setting.str.replace('regime=zero-shot;', '').str.replace(';trial=average', '')
-    heading = printed.dataset.str.split(':').str[-1] + ', ' + printed.k.astype(int).astype(str)
-    return printed_table(printed.assign(source=source), heading, ['source'])
+    task = np.where(printed.dataset.str.contains('ImageNet'), 'domains', 'compositions')
+    heading = pd.Series(task, printed.index) + ', ' + printed.k.astype(int).astype(str)
+    return printed_table(printed.assign(backbone=source), heading, ['backbone', 'method'])
+
+# %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #3924f4a6
+def beside_printed(printed: pd.DataFrame, mine: pd.DataFrame, names: list) -> pd.DataFrame:
+    """Printed rows (method, backbone, values) and below those of a method its row of this run.
+
+    `mine`: from `score_table`, whose headings are those of `printed` where both have a value; `names`: the titles of
+    the methods of `mine` to be shown."""
+    heads = [c for c in printed if c not in ('backbone', 'method')]
+    ours = mine.set_index(mine.columns[0]).reindex(columns=heads).fillna('–')
+    rows = []
+    for method in dict.fromkeys([*printed.method, *names]):
+        theirs = printed[printed.method == method]
+        rows += [[method, f'paper, {r["backbone"]}', *(f'{r[h]:.2f}' for h in heads)] for _, r in theirs.iterrows()]
+        rows += [[method, 'this run', *ours.loc[method]]] if method in names else []
+    return pd.DataFrame(rows, columns=['method', 'numbers of', *heads])

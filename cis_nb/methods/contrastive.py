@@ -20,18 +20,21 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..api import Plugin, TrainableBackbone, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.lrvsf_training import ProductCaptions
+from ..core.parameters import one_of
 from ..core.plotting import page, show_grid
 from ..data.augmentation import random_mirrored_crops, random_shift_brightness
 from ..data.datasets import image_text_pairs
+from ..data.roots import is_world
 from .baselines import method
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..training.loop import BaseObjective
 from ..training.validation import Evaluation, run_folder
+from ..world.scenes import THINGS
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #54f66c60
 CONTRASTIVE_SCHEME = (
@@ -286,6 +289,15 @@ class ContrastiveConfig(TrainingConfig):
         20_000, ge=1, description="products; or pairs of the world's stream, in which twins begin after a tenth"
     )
     val_samples: int = Field(40, ge=1, description='held-out pairs')
+    held_out: list[str] = Field([], description='nouns of the world that no training image shows and no caption names')
+
+    @model_validator(mode='after')
+    def _held_out_fits(self):
+        if self.held_out and not (is_world(self.data) and self.content == 'images'):
+            raise ValueError(f'held_out: only the images of the world can do without a noun, not data {self.data!r}')
+        for noun in self.held_out:
+            one_of('held_out', noun, THINGS)
+        return self
 
 
 class ContrastivePlugin(Plugin):
@@ -313,7 +325,8 @@ class ContrastivePlugin(Plugin):
             data = ProductCaptions(config.data, 'train', config.samples, size, config.seed)
             held_out = ProductCaptions(config.data, 'val', config.val_samples, size)
             return Contrastive(backbone, data, held_out.validation(config.val_samples), f'{config.data}-products')
-        data = image_text_pairs(config.data, 'train', config.samples, config.seed, size)
+        drawn = dict(held_out=tuple(config.held_out)) if config.held_out else {}
+        data = image_text_pairs(config.data, 'train', config.samples, config.seed, size, **drawn)
         return Contrastive(backbone, data, validation_data(config.data, config.val_samples, size), config.data)
 
     def load(self, run, device='auto', backbone=None):

@@ -37,23 +37,25 @@ def plugin_of(task: Task) -> api.BenchmarkPlugin:
 
 
 @lru_cache(maxsize=32)
-def validation_benchmark(name: str, data: str, other_world: int):  # Benchmark
-    """The queries on which a setting is chosen where the benchmark of `data` is evaluated: those of another world, or
-    those of its split `tuning_split`. Unsolved if there are none."""
+def validation_benchmark(name: str, data: str, other_world: int, **drawing):  # Benchmark
+    """The queries on which a setting is chosen where the benchmark of `data` is evaluated: those of another world of
+    the same `drawing`, or those of its split `tuning_split`. Unsolved if there are none."""
     plugin = api.get('benchmark', name)
     if is_world(data) and plugin.tuning:
-        return plugin.load(data, seed=other_world, **plugin.tuning)
+        return plugin.load(data, seed=other_world, **plugin.tuning, **drawing)
     if plugin.tuning_split and not is_world(data):
         return plugin.load(data, split=plugin.tuning_split)
     raise Unsolved(f'{name}: {data} has no other queries on which a setting could be chosen')
 
 
-def validation_task(task: Task, data: str = 'world', world_seed: int = 0) -> Task:
-    """The validation queries for a task of the benchmark of `data`, in the same prompt.
-    Unsolved if there are none, or if they are those of the task."""
+def validation_task(task: Task, data: str = 'world', world_seed: int = 0, **drawing) -> Task:
+    """The validation queries for a task of the benchmark of `data`, in the same prompt; `drawing`: choices of the
+    world's versions, of which a benchmark takes its own. Unsolved if there are none, or if they are those of the task.
+    """
     plugin = plugin_of(task)
+    drawing = {option: value for option, value in drawing.items() if option in plugin.drawing}
     try:
-        tasks = validation_benchmark(plugin.name, data, 0 if world_seed else 1).tasks
+        tasks = validation_benchmark(plugin.name, data, 0 if world_seed else 1, **drawing).tasks
     except FileNotFoundError as e:
         raise Unsolved(f'{task.name}/{task.task}: no validation queries: {e}') from None
     if task.task not in tasks:
@@ -217,13 +219,15 @@ class TunedProduct(LateFusion):
 class LateFusionPlugin(Plugin):
     "A late fusion as the book knows it."
 
-    options = ('data', 'world_seed')
+    options = ('data', 'world_seed', 'sentences')
 
     def __init__(self, kind: type, name: str, title: str, color: str):
         self.kind, self.name, self.title, self.color = kind, name, title, color
 
-    def untrained(self, backbone, seed: int = 0, data: str = 'world', world_seed: int = 0) -> LateFusion:
-        validation = partial(validation_task, data=data, world_seed=world_seed)
+    def untrained(
+        self, backbone, seed: int = 0, data: str = 'world', world_seed: int = 0, sentences: str = 'mixed'
+    ) -> LateFusion:
+        validation = partial(validation_task, data=data, world_seed=world_seed, sentences=sentences)
         return self.kind(name=self.name, backbone=backbone, validation=validation)
 
 

@@ -46,6 +46,7 @@ class Protocol:
     crop: str = 'whole image'
     coverage: float = 1.0  # share of the benchmark's images that are here
     extra: str = ''
+    data: str = ''  # the drawn world; empty: the benchmark's own data
     content: str = ''  # fingerprint of queries, targets and galleries; a `Benchmark` sets it
 
     def __post_init__(self):
@@ -66,6 +67,11 @@ class Protocol:
         "The name under which results are compared: benchmark, split and hash."
         return f'{self.benchmark}@{self.split}-{self.hash}'
 
+    @property
+    def where(self) -> str:
+        "World and split of the queries, for the caption of a table."
+        return ', '.join(filter(None, [self.data, f'split {self.split}']))
+
     def text(self, condition: str) -> str:
         "A condition in the prompt."
         return self.prompt.replace('{condition}', condition)
@@ -80,6 +86,7 @@ def _words(p: Protocol) -> list:
     captions = [f'captions {p.caption}'] if p.caption != 'as given' else []
     content = [f'queries {p.content}'] if p.content else []
     return partial + [
+        *filter(None, [p.data]),
         f'gallery: {p.gallery}',
         f'text: “{p.prompt}”',
         *captions,

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..core.parameters import one_of
 from cis_nb.world.scenes import (
     ATTRIBUTES,
     COLORS,
@@ -320,9 +321,10 @@ class WorldPairs:
         image_size: int = 64,  # pixels
         twins: float = 0.5,  # share of twins
         kinds: tuple = (0.4, 0.35, 0.25),  # shares of scenes, close-ups and crops
+        held_out: tuple = (),  # categories that no image shows
     ):
         self.n, self.seed, self.split, self.image_size = n, seed, split, image_size
-        self.twins, self.kinds = twins, kinds
+        self.twins, self.kinds, self.held_out = twins, kinds, {one_of('held_out', c, THINGS) for c in held_out}
         self.pair_ok = training_combination if split == 'train' else any_combination
 
     def __len__(self):
@@ -341,15 +343,23 @@ class WorldPairs:
             return 'scene'
         return 'close-up' if u < self.kinds[0] + self.kinds[1] else 'crop'
 
+    def draw_scene(self, r, draw=draw_scene, **kw) -> Scene:
+        "A scene that this stream may show."
+        while True:
+            scene = draw(r, pair_ok=self.pair_ok, **kw)
+            if not self.held_out & {t.category for t in scene.things}:
+                return scene
+
     def draw(self, r) -> tuple:
         "Kind of image, scene, and the number of the thing it is about."
         kind = self._kind(r.random())
         domain = r.choice(tuple(DOMAINS)) if r.random() < 0.12 else 'plain'
-        if kind == 'close-up':
-            scene = draw_closeup(r, self.pair_ok, domain)
-        else:
-            scene = draw_scene(r, pair_ok=self.pair_ok, domain=domain)
+        scene = self.draw_scene(r, draw_closeup if kind == 'close-up' else draw_scene, domain=domain)
         return kind, scene, r.randrange(len(scene.things))
+
+    def twin_ok(self, color: str, category: str) -> bool:
+        "Whether a changed thing may have this combination."
+        return category not in self.held_out and self.pair_ok(color, category)
 
     def twin_share(self, i: int) -> float:
         "Share of twins at number `i`; in training none at first, then more and more."
@@ -367,15 +377,23 @@ class WorldPairs:
             return kind, scene, k, ()
         fact = r.choice(TWIN_CHANGES if kind == 'scene' else TWIN_CHANGES[:-1])
         if i % 2:
-            scene = draw_twin(scene, k, fact, r, self.pair_ok)
+            scene = draw_twin(scene, k, fact, r, self.twin_ok)
         return kind, scene, k, (fact,)
 
     def pair(self, i: int) -> tuple:
         "Image (H,W,3) uint8 and caption of number `i`."
         kind, scene, k, must = self.item(i)
         image = crop_thing(scene, k, self.image_size) if kind == 'crop' else render(scene, self.image_size)
+        return image, self._caption(i, kind, scene, k, must)
+
+    def _caption(self, i, kind, scene, k, must) -> str:
         patterns = SCENE_PATTERNS if kind == 'scene' else CLOSEUP_PATTERNS
-        return image, caption(scene, self.random(i, 9), scene.things[k], must, patterns)
+        return caption(scene, self.random(i, 9), scene.things[k], must, patterns)
+
+    def scene_and_caption(self, i: int) -> tuple:
+        "Scene and caption of number `i`, without drawing the image."
+        kind, scene, k, must = self.item(i)
+        return scene, self._caption(i, kind, scene, k, must)
 
     def batch(self, indices) -> tuple:
         "Images (B,3,H,W) uint8 and B captions."
@@ -384,7 +402,7 @@ class WorldPairs:
 
     def scenes(self, n: int) -> tuple:
         "`n` scenes of one to four things, with the caption that names everything: images (n,3,H,W) uint8 and texts."
-        drawn = [draw_scene(self.random(i, 5), 1 + i % 4, pair_ok=self.pair_ok) for i in range(n)]
+        drawn = [self.draw_scene(self.random(i, 5), n_things=1 + i % 4) for i in range(n)]
         texts = [caption(s, self.random(i, 6), patterns=(full_sentence,)) for i, s in enumerate(drawn)]
         return image_batch([render(s, self.image_size) for s in drawn]), texts
 

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['CELLS', 'LOOK_ATTRIBUTES', 'USUAL_LOOK', 'EDIT_RATES', 'LAYOUT_EDITS', 'EDIT_CHOOSERS', 'EDIT_SENTENCES',
            'FREE_EDIT_SENTENCES', 'RELATION_WORDS', 'PHRASE_ORDER', 'DESCRIPTION_FORMS', 'CIRR_PAIRS', 'FAMILY_GROUPS',
-           'SPLIT_PREFIXES', 'CIRR_SPLIT_SEEDS', 'STATE_ADJECTIVES', 'WORLD_TEST_NOUNS', 'ADJECTIVES_PER_NOUN',
-           'cell_of', 'put_in_cell', 'with_look', 'thing_in', 'scene_facts', 'with_things', 'draw_stage',
-           'redraw_thing', 'redraw_scene', 'scatter_things', 'Edit', 'exchange_cells', 'apply_edit', 'edits_between',
-           'apply_edits', 'EditOptions', 'draw_options', 'adjacent_things', 'choose_edit', 'cell_step', 'landmarks',
-           'partial_phrase', 'full_phrase', 'sentence_fields', 'by_comparison', 'target_description', 'have_sentences',
-           'is_sayable', 'edit_sentence', 'draw_edit', 'fits_group', 'random_edits', 'draw_group', 'draw_first_scene',
-           'draw_family', 'png_bytes', 'cirr_entries', 'without_targets', 'draw_families', 'write_png', 'cirr_file',
-           'write_cirr_annotations', 'write_cirr_split', 'write_cirr', 'adjectives_of', 'draw_state', 'write_mitstates',
-           'composed_root']
+           'SPLIT_PREFIXES', 'CIRR_SPLIT_SEEDS', 'CIRR_SENTENCES', 'STATE_ADJECTIVES', 'WORLD_TEST_NOUNS',
+           'ADJECTIVES_PER_NOUN', 'cell_of', 'put_in_cell', 'with_look', 'thing_in', 'scene_facts', 'with_things',
+           'draw_stage', 'redraw_thing', 'redraw_scene', 'scatter_things', 'Edit', 'exchange_cells', 'apply_edit',
+           'edits_between', 'apply_edits', 'EditOptions', 'draw_options', 'adjacent_things', 'choose_edit', 'cell_step',
+           'landmarks', 'partial_phrase', 'full_phrase', 'sentence_fields', 'by_comparison', 'target_description',
+           'have_sentences', 'is_sayable', 'edit_sentence', 'draw_edit', 'fits_group', 'random_edits', 'draw_group',
+           'draw_first_scene', 'draw_family', 'png_bytes', 'cirr_entries', 'without_targets', 'draw_families',
+           'write_png', 'cirr_file', 'write_cirr_annotations', 'write_cirr_split', 'write_cirr', 'adjectives_of',
+           'draw_state', 'write_mitstates', 'composed_root']
 
 # %% ../../nbs/01_world/06_composed.ipynb #ab5222bd
 import io
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import stored
 from cis_nb.world.captions import (
@@ -640,11 +641,16 @@ def without_targets(entry: dict) -> dict:
     return {k: entry[k] for k in ('pairid', 'reference', 'caption')} | dict(img_set=img_set)
 
 
-def draw_families(split, n_groups, seed=0):
+CIRR_SENTENCES = ('mixed', 'edits')  # edits: the first drawing of the set, without free groups
+
+
+def draw_families(split, n_groups, seed=0, sentences='mixed'):
     "For each family of a split: number of its first group, random number generator, whether it is free, groups."
+    mixed = one_of('sentences', sentences, CIRR_SENTENCES) == 'mixed'
     pair_ok = training_combination if split == 'train' else any_combination
     for start in range(0, n_groups, FAMILY_GROUPS):
-        r, free = random.Random(CIRR_SPLIT_SEEDS[split] + seed * 1_000_000 + start), start // FAMILY_GROUPS % 7 != 1
+        r = random.Random(CIRR_SPLIT_SEEDS[split] + seed * 1_000_000 + start)
+        free = mixed and start // FAMILY_GROUPS % 7 != 1
         yield start, r, free, draw_family(r, pair_ok, min(FAMILY_GROUPS, n_groups - start), free)
 
 
@@ -670,10 +676,10 @@ def write_cirr_annotations(folder, split, found, kinds, files):
     write_json(folder / f'kinds.{split}.json', kinds)
 
 
-def write_cirr_split(root, split, n_groups, first_group, seed=0):
+def write_cirr_split(root, split, n_groups, first_group, seed=0, sentences='mixed'):
     "One split of `n_groups` groups below `root`: images, captions, names and kinds of edits."
     found, kinds, files = [], {}, {}
-    families, n_families = draw_families(split, n_groups, seed), -(-n_groups // FAMILY_GROUPS)
+    families, n_families = draw_families(split, n_groups, seed, sentences), -(-n_groups // FAMILY_GROUPS)
     for start, r, free, groups in progress(families, f'world: CIRR {split}', 'family', total=n_families):
         for g, members in enumerate(groups, first_group + start):
             names = [f'{SPLIT_PREFIXES[split]}-{g}-{k // 2}-img{k % 2}' for k in range(6)]
@@ -686,12 +692,12 @@ def write_cirr_split(root, split, n_groups, first_group, seed=0):
     write_cirr_annotations(root / 'cirr', split, found, kinds, files)
 
 # %% ../../nbs/01_world/06_composed.ipynb #4c0c18e1
-def write_cirr(root, n, seed=0):
+def write_cirr(root, n, seed=0, sentences='mixed'):
     "About `n` scenes in groups of six as CIRR rc2 below `root`: 3/5 train, 1/5 val, 1/5 test1."
     groups, done = max(3, n // 6), 0
     fifth = groups // 5 or 1
     for split, count in dict(train=groups - 2 * fifth, val=fifth, test1=fifth).items():
-        write_cirr_split(root, split, count, done, seed)
+        write_cirr_split(root, split, count, done, seed, sentences)
         done += count
 
 # %% ../../nbs/01_world/06_composed.ipynb #0be27e2b
@@ -742,14 +748,15 @@ def write_mitstates(root, n_per_pair, seed=0):
     (root / 'mit-states/test_nouns.txt').write_text('\n'.join(WORLD_TEST_NOUNS) + '\n', encoding='utf-8')
 
 # %% ../../nbs/01_world/06_composed.ipynb #5efc5956
-def composed_root(cirr=0, mitstates=0, seed=0) -> Path:
+def composed_root(cirr=0, mitstates=0, seed=0, sentences='mixed') -> Path:
     "Root folder of a world with about `cirr` scenes as CIRR and `mitstates` images per pair as MIT-States."
 
     def build(folder):
         if cirr:
-            write_cirr(folder, cirr, seed)
+            write_cirr(folder, cirr, seed, sentences)
         if mitstates:
             write_mitstates(folder, mitstates, seed)
 
-    params = dict(cirr=cirr, mitstates=mitstates, seed=seed)
-    return stored('world', f'cirr{cirr}-mitstates{mitstates}-s{seed}', params, build)
+    params = dict(cirr=cirr, mitstates=mitstates, seed=seed, sentences=one_of('sentences', sentences, CIRR_SENTENCES))
+    name = f'cirr{cirr}-mitstates{mitstates}-s{seed}' + (f'-{sentences}' if sentences != 'mixed' else '')
+    return stored('world', name, params, build)

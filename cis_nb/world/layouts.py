@@ -153,19 +153,20 @@ def write_caption_shard(path, stream, split, indices) -> list:
     with open(path, 'wb') as file, TarWriter(file, **NO_OWNER) as tar:
         for i in progress(indices, f'world: captions {split}', 'image'):
             r = stream.random(i, 20)
-            scene, key = draw_scene(r, pair_ok=stream.pair_ok), f'{split}{i:08d}'
+            scene, key = stream.draw_scene(r), f'{split}{i:08d}'
             records.append(dict(image=f'{key}.jpg', split=split, captions=scene_captions(scene, r)))
             tar.write(dict(__key__=key, jpg=jpeg_bytes(render(scene, IMAGE_SIDE)), json=records[-1]))
     return records
 
 
-def write_captions(root, n, seed=0, per_shard=2000):
-    "`n` scenes with five captions each below `root`: 8/10 train, 1/10 val, 1/10 test, in WebDataset tars."
+def write_captions(root, n, seed=0, per_shard=2000, held_out=()):
+    """`n` scenes with five captions each below `root`: 8/10 train, 1/10 val, 1/10 test, in WebDataset tars; no scene
+    shows a category of `held_out`."""
     folder = root / 'captions'
     folder.mkdir(parents=True, exist_ok=True)
     counts, records = dict(train=n - 2 * (n // 10), val=n // 10, test=n // 10), []
     for split, count in counts.items():
-        stream = WorldPairs(count, seed, split)
+        stream = WorldPairs(count, seed, split, held_out=held_out)
         for start in range(0, count, per_shard):
             path = folder / f'world-{split}-{start // per_shard:05d}.tar'
             records += write_caption_shard(path, stream, split, range(start, min(count, start + per_shard)))
@@ -173,13 +174,14 @@ def write_captions(root, n, seed=0, per_shard=2000):
         f.write('\n'.join(json.dumps(x) for x in records).encode() + b'\n')
 
 # %% ../../nbs/01_world/05_layouts.ipynb #3f757b8c
-def world_root(coco=1500, vaw=1500, captions=2000, seed=0) -> Path:
-    "Root folder of a world with that many images per layout; written once."
+def world_root(coco=1500, vaw=1500, captions=2000, seed=0, held_out=()) -> Path:
+    "Root folder of a world with that many images per layout; written once. `held_out`: see `write_captions`."
 
     def build(folder):
         write_coco(folder / 'coco', coco, seed)
         write_vaw(folder, vaw, seed)
-        write_captions(folder, captions, seed)
+        write_captions(folder, captions, seed, held_out=held_out)
 
-    params = dict(coco=coco, vaw=vaw, captions=captions, seed=seed)
-    return stored('world', f'coco{coco}-vaw{vaw}-captions{captions}-s{seed}', params, build)
+    params = dict(coco=coco, vaw=vaw, captions=captions, seed=seed, held_out=sorted(held_out))
+    name = f'coco{coco}-vaw{vaw}-captions{captions}-s{seed}' + f'-without{len(held_out)}' * bool(held_out)
+    return stored('world', name, params, build)
