@@ -494,7 +494,8 @@ class CombinerConfig(TrainingConfig):
     @field_validator('start')
     @classmethod
     def _start_is_known(cls, value):
-        if value not in STARTS and not names_experiment(value) and not Path(value).is_dir():
+        known = value in STARTS or names_experiment(value) or (value and Path(value).is_dir())
+        if not known:
             raise ValueError(f'must be {" or ".join(STARTS)}, an experiment of 05_train, or the folder of a run')
         return value
 
