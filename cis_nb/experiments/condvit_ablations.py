@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['UNCONDITIONAL', 'WITHOUT_TOKEN', 'EMPTY_TOKEN', 'TOKEN_VARIANTS', 'TOKEN_HURTS', 'Variant', 'block_name',
-           'depth_variants', 'block_of', 'run_variants', 'run_depth', 'training_note', 'score_cells', 'opposite',
-           'against', 'chance_scores', 'variant_scores', 'gallery_table', 'depth_figure', 'gallery_figure',
-           'ablation_forest', 'token_differences', 'token_forest', 'early_and_late', 'depth_evidence', 'is_vit_b16',
-           'token_evidence', 'depth_finding', 'token_finding', 'printed_tokens']
+           'depth_variants', 'block_of', 'run_variants', 'run_depth', 'training_note', 'score_cells', 'against',
+           'chance_scores', 'variant_scores', 'gallery_table', 'depth_figure', 'gallery_figure', 'ablation_forest',
+           'token_differences', 'token_forest', 'early_and_late', 'depth_evidence', 'is_vit_b16', 'token_evidence',
+           'depth_finding', 'token_finding', 'printed_tokens']
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #2087d0e6
 from typing import NamedTuple
@@ -18,20 +18,30 @@ import seaborn as sns
 from ..backbones.loading import load_backbone
 from ..core.plotting import color, forest, page
 from .combiner_ablations import claim_evidence, untested, within_share
-from .comparison import corrected, forest_rows, format_difference, format_uncertainty, over_seeds
-from .entries import Entry
+from cis_nb.experiments.comparison import (
+    corrected,
+    difference_cell,
+    forest_rows,
+    format_difference,
+    format_uncertainty,
+    opposite,
+    over_seeds,
+)
+from .entries import Entry, untrained_methods
 from cis_nb.experiments.referred_search import (
     ReferredRun,
     category_chance,
     condvit_at_start,
     gallery_among,
     gallery_title,
+    late_fusions,
     leads,
     paper_table,
     run_referred,
     table_sizes,
 )
 from .sweeps import SweepParameters, base_of, train_variants
+from ..methods.late_fusion import strongest_baseline
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #338803db
 class Variant(NamedTuple):
@@ -76,13 +86,16 @@ def block_of(method: str) -> int:  # 0: none
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #1bbe8a94
 def run_variants(p: dict, variants: dict) -> ReferredRun:  # variants: name -> Variant
-    """LRVS-F by category, or its world, searched by every variant of the training in `p`, once for each of `seeds`,
-    and by CondViT before training."""
+    """LRVS-F by category, or its world, searched by every variant of the training in `p`, once for each of `seeds`, by
+    CondViT before training, by the text alone, and by late fusions that `val_products` of `p` set."""
     changes = {name: v.change for name, v in variants.items()}
     quiet = p | dict(changes=changes, methods=[], trainings=[], filtered=[])
 
     def others(model, _) -> list:
-        return [*train_variants(SweepParameters.of(quiet), model), Entry(condvit_at_start(model))]
+        plain = untrained_methods(['text_only', 'image_text'], model)
+        fusions = late_fusions(model, p['data'], p['val_products'], ['category'])
+        controls = map(Entry, [condvit_at_start(model), *plain, *fusions])
+        return [*train_variants(SweepParameters.of(quiet), model), *controls]
 
     run = run_referred(quiet, others)
     run.per_query = run.per_query[run.per_query.task == 'category']
@@ -116,12 +129,6 @@ def score_cells(results: pd.DataFrame, distractors: int) -> pd.DataFrame:  # by 
     return pd.DataFrame(cells)
 
 
-def opposite(c: dict) -> dict:
-    "The same comparison with the two sides exchanged."
-    turned = dict(diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], by_seed=[0 - d for d in c['by_seed']])
-    return dict(c, **turned, key=f'-{c["key"]}')
-
-
 def against(run: ReferredRun, base: str, distractors: int, seed: int = 0) -> dict:  # variant -> comparisons
     "R@1 of every other row minus that of `base`, corrected together."
     found = leads(run, base, [m for m in run.titles if m != base], distractors, seed=seed)
@@ -135,12 +142,11 @@ def chance_scores(run: ReferredRun, distractors: int) -> tuple:  # R@1, Cat@1, i
     return f'{recall:.2f}', f'{accuracy:.1f}'
 
 
-def variant_scores(run: ReferredRun, results: pd.DataFrame, base: str, distractors: int, seed=0) -> pd.DataFrame:
-    "R@1, Cat@1 and the difference in R@1 to `base`, a row for each variant, CondViT before training, and chance."
-    cells, found = score_cells(results, distractors), against(run, base, distractors, seed)
-    rows = []
+def variant_scores(run: ReferredRun, results: pd.DataFrame, found: dict, base: str, distractors: int) -> pd.DataFrame:
+    "R@1, Cat@1 and the difference in R@1 to `base` (`against`), a row for each variant, baseline, control, and chance."
+    cells, rows = score_cells(results, distractors), []
     for m, title in run.titles.items():
-        said = format_difference(found[m]) if m in found else ''
+        said = difference_cell(found[m]) if m in found else ''
         rows.append({'variant': title, **cells.loc[m], f'R@1 − {run.titles[base]}': said})
     chance = dict(zip(cells.columns, chance_scores(run, distractors)))
     return pd.DataFrame([*rows, {'variant': 'Chance', **chance}]).fillna('')
@@ -194,11 +200,11 @@ def gallery_figure(run: ReferredRun, results: pd.DataFrame):
     return fig
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #55fbaedd
-def ablation_forest(run: ReferredRun, base: str, distractors: int, seed: int = 0):
-    "Differences in R@1 to `base` with their intervals."
-    found = {run.titles[m]: c for m, c in against(run, base, distractors, seed).items()}
+def ablation_forest(run: ReferredRun, found: dict, base: str, distractors: int):
+    "Differences in R@1 to `base` (`against`) with their intervals."
+    shown = {run.titles[m]: c for m, c in found.items()}
     xlabel = f'difference in R@1 among {distractors:,} distractors, points'
-    return forest(forest_rows(found), xlabel, f'Variant − {run.titles[base]}')
+    return forest(forest_rows(shown), xlabel, f'Row − {run.titles[base]}')
 
 
 def token_differences(run: ReferredRun, seed: int = 0) -> dict:  # number of distractors -> comparison
@@ -206,11 +212,11 @@ def token_differences(run: ReferredRun, seed: int = 0) -> dict:  # number of dis
     return corrected({n: leads(run, EMPTY_TOKEN, [WITHOUT_TOKEN], n, seed=seed)[WITHOUT_TOKEN] for n in run.steps})
 
 
-def token_forest(run: ReferredRun, seed: int = 0):
+def token_forest(run: ReferredRun, found: dict):
     "Those differences with their intervals."
-    found = {f'{n:,} distractors': c for n, c in token_differences(run, seed).items()}
+    shown = {f'{n:,} distractors': c for n, c in found.items()}
     title = f'{run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}'
-    return forest(forest_rows(found), 'difference in R@1, points', title)
+    return forest(forest_rows(shown), 'difference in R@1, points', title)
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #351e13fd
 def early_and_late(run: ReferredRun) -> tuple:  # names of variants, block 1 left out
@@ -259,19 +265,20 @@ def token_evidence(run: ReferredRun, limit: float, seed: int = 0) -> dict:  # cl
     return {'L12': little + (hurts or [untested(f'a ViT-B/16 loses from {TOKEN_HURTS:,} distractors on; here {here}')])}
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #23b20dd0
-def depth_finding(run: ReferredRun, results: pd.DataFrame, distractors: int, seed: int = 0) -> str:
-    "Differences in R@1 of every other block and of the control to block 1, and Cat@1 of every block."
-    found, titles = against(run, block_name(1), distractors, seed), run.titles
+def depth_finding(run: ReferredRun, results: pd.DataFrame, found: dict, distractors: int) -> str:
+    """Differences in R@1 to block 1 (`against`) of every other block, the ViT without conditions and the strongest
+    baseline, and Cat@1 of every block."""
+    titles, strongest = run.titles, strongest_baseline([e.method for e in run.entries], ['category'])
     blocks = sorted((m for m in titles if block_of(m)), key=block_of)
-    said = [f'{titles[m]} {format_difference(found[m])}' for m in (*blocks, UNCONDITIONAL) if m in found]
+    shown = [m for m in (*blocks, UNCONDITIONAL, strongest) if m in found]
+    said = [f'{titles[m]} {format_difference(found[m])}' for m in shown]
     accuracy = score_cells(results, distractors)['Cat@1']
     cat = ', '.join(f'{titles[m]} {accuracy[m]}' for m in blocks)
     return f'R@1 among {distractors:,} distractors, minus {titles[blocks[0]]}: {"; ".join(said)}. Cat@1: {cat}'
 
 
-def token_finding(run: ReferredRun, seed: int = 0) -> str:
+def token_finding(run: ReferredRun, found: dict) -> str:
     "The difference in R@1 of an empty token in the smallest and in the largest gallery."
-    found = token_differences(run, seed)
     ends = [f'{n:,} distractors {format_difference(found[n])}' for n in dict.fromkeys([run.steps[0], run.steps[-1]])]
     return f'R@1, {run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}: {"; ".join(ends)}'
 

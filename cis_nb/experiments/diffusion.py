@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS',
-           'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'MASK_TITLES', 'STATES_LIMIT', 'TRADE',
-           'ZERO_SHOT_ROWS', 'compodiff_entries', 'zero_shot_entries', 'with_guidance', 'untrained_denoiser',
-           'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark', 'evenly',
-           'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads', 'leads_table',
-           'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'sampler_note', 'PrintedTable',
-           'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'over_seeds_by_metric',
-           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
-           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
-           'search_lines', 'negative_search', 'search_effect', 'searches_table', 'effect_forest', 'mask_queries',
-           'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row',
-           'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of',
-           'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure',
-           'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_note', 'trade_table', 'GuidanceRun',
-           'shared_tasks', 'run_guidance', 'weight_rows', 'some_points', 'changing_query', 'extreme_losses',
-           'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'trade_words', 'negative_words',
-           'mask_words', 'place_words', 'tuned_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence',
-           'order_evidence', 'rivals_evidence', 'composition_evidence', 'compodiff_evidence']
+           'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS', 'MASK_TITLES', 'MASK_PAIRS',
+           'STATES_LIMIT', 'TRADE', 'ZERO_SHOT_ROWS', 'compodiff_entries', 'zero_shot_entries', 'with_guidance',
+           'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark',
+           'evenly', 'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads',
+           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'sampler_note',
+           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
+           'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
+           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
+           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid',
+           'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
+           'beside_words', 'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence',
+           'points_note', 'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'against_baselines', 'cirr_words', 'compodiff_finding', 'control_evidence',
+           'zero_shot_evidence', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -50,13 +51,16 @@ from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
 from .combiner_ablations import OWN_COMPARISON, UNTESTED, claim_evidence, untested
 from cis_nb.experiments.comparison import (
+    change,
     compare,
     contrast,
     corrected,
     forest_rows,
+    difference_cell,
     format_difference,
     format_interval,
     of_seed,
+    opposite,
     over_seeds,
     read_printed,
     verdict,
@@ -69,16 +73,20 @@ from cis_nb.experiments.entries import (
     known_as,
     read_cached,
     trained_entries,
+    untrained_methods,
 )
 from .examples import ranking_strip
 from cis_nb.experiments.matrix import (
     MatrixRun,
     load_benchmark,
     main_metric,
+    main_rows,
     query_scores,
+    rank_entries,
     rank_pairs,
     read_results,
     solvable_pairs,
+    strongest_on,
     unsolved_tasks,
 )
 from cis_nb.experiments.pseudo_words import (
@@ -88,7 +96,7 @@ from cis_nb.experiments.pseudo_words import (
     prompted,
     whole_references,
 )
-from ..methods.late_fusion import BASELINES, TunedProduct, TunedSum, fusion_notes
+from ..methods.late_fusion import BASELINES, TunedProduct, TunedSum, fusion_notes, strongest_baseline
 from ..methods.baselines import FeatureMethod, image_text, method as baseline
 from ..methods.artemis import ArtemisMethod, ReRanker
 from ..methods.compodiff import CompoDiffMethod, masked_pixels
@@ -250,7 +258,7 @@ def diffusion_leads(
 
 def leads_table(found: dict, run: MatrixRun, rivals: list) -> pd.DataFrame:
     "Rivals against benchmarks: difference, interval, verdict."
-    cells, table = {key: format_difference(c) for key, c in found.items()}, {'rival': [run.titles[r] for r in rivals]}
+    cells, table = {key: difference_cell(c) for key, c in found.items()}, {'rival': [run.titles[r] for r in rivals]}
     for b in dict.fromkeys(b for b, _ in found):
         table[main_metric(b, run.results).title] = [cells.get((b, r), '–') for r in rivals]
     return pd.DataFrame(table)
@@ -356,10 +364,11 @@ def own_name(method: str, backbone: str, setting: str, tuned: str) -> str:
     if method == 'CompoDiff':
         return '' if 'T5' in backbone else tuned if supervised else ZERO_SHOT
     rivals = dict(zip(('CLIP4Cir', 'ARTEMIS'), SYNTHETIC_RIVALS))
+    on_cirr = method == 'CLIP4Cir' and supervised and tuned == 'compodiff_cirr'
+    if on_cirr:
+        return 'combiner_synthetic_cirr' if synthetic else 'combiner_cirr'
     if method in rivals and synthetic:
         return '' if supervised else rivals[method]
-    if method == 'CLIP4Cir' and tuned == 'compodiff_cirr':
-        return 'combiner_cirr'
     plain = {'Pic2Word': 'pic2word', 'image+text': 'image_text'}
     return plain.get(method, '') if 'LAION' not in setting else ''
 
@@ -377,7 +386,8 @@ def regime(setting: str) -> str:
 
 
 def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
-    "A table of the paper with this run's line below each of its lines, in percent; `which` is a key of `PRINTED`."
+    """A table of the paper with this run's line below each of its lines, and the late fusions at its end, in percent;
+    `which` is a key of `PRINTED`."""
     t = PRINTED[which]
     columns, mine = printed_columns(t), over_seeds_by_metric(run, t.benchmark)
     printed = read_printed(t.numbers, keep_default_na=False, dtype=str)
@@ -397,7 +407,7 @@ def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
         if name in run.titles and name not in shown and any(key[0] == name for key in mine):
             rows.append([f'  {run.titles[name]}', '', *ours(name)])
             shown.add(name)
-    rest = [m for m in run.titles if m not in shown and any(key[0] == m for key in mine)]
+    rest = [m for m in BASELINES if m in run.titles and m not in shown and any(key[0] == m for key in mine)]
     rows += [[run.titles[m], 'not in this table of the paper', *ours(m)] for m in rest]
     return pd.DataFrame(rows, columns=['method', 'regime', 'numbers of', *(h for _, h in columns.values())])
 
@@ -596,6 +606,7 @@ def edited_sum(backbone, images: LabelledImages = None, q: pd.DataFrame = None, 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00029
 NEGATIVE_SEARCHES = dict(none=None, forbidden='forbidden', other='other')  # search -> column of its negative text
 NEGATIVE_TITLES = dict(none='no negative text', forbidden='the forbidden thing', other='another thing')
+NEGATIVE_PAIRS = (('forbidden', 'none'), ('other', 'none'), ('forbidden', 'other'))  # searches that are compared
 
 
 def search_lines(e: Entry, name: str, task: str, q: pd.DataFrame, top: list, **scores) -> pd.DataFrame:
@@ -623,28 +634,31 @@ def search_effect(found: pd.DataFrame, method: str, a: str, b: str, score: str, 
     return contrast(mine.assign(method=mine.search), {a: 1, b: -1}, of=score, seed=seed)
 
 
-def searches_table(found: pd.DataFrame, names: dict, titles: dict, scores: dict, seed: int = 0) -> pd.DataFrame:
-    "A row a method and search: its scores {column: heading}, and the differences to its first search."
+def search_effects(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:  # (method, a, b, score) -> comparison
+    "Search `a` minus search `b`, for each of `pairs`, of each method in each score; corrected together."
+    about = [(m, a, b, s) for m in dict.fromkeys(found.method) for a, b in pairs for s in scores]
+    return corrected({(m, a, b, s): search_effect(found, m, a, b, s, seed) for m, a, b, s in about})
+
+
+def searches_table(found: pd.DataFrame, effects: dict, names: dict, titles: dict, scores: dict) -> pd.DataFrame:
+    "A row a method and search: its scores {column: heading}, each followed by the effect to its first search."
     rows, base = [], next(iter(names))
     for m in dict.fromkeys(found.method):
         for name, words in names.items():
             mine = found[(found.method == m) & (found.search == name)]
             row = {'method': titles[m], 'search': words}
             for s, heading in scores.items():
-                effect = '' if name == base else format_difference(search_effect(found, m, name, base, s, seed))
-                row |= {heading: f'{mine[s].mean():.1f}', f'Δ {heading}': effect}
+                effect = '' if name == base else f'; Δ {difference_cell(effects[m, name, base, s], change)}'
+                row[heading] = f'{mine[s].mean():.1f}'.replace('-', '−') + effect
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def effect_forest(found: pd.DataFrame, pairs: dict, score: str, titles: dict, title: str, seed: int = 0) -> Page:
+def effect_forest(effects: dict, pairs: dict, score: str, titles: dict, title: str) -> Page:
     "Differences of searches (words -> search, search) in a score, a line for each method and pair."
-    effects = {
-        f'{titles[m]}, {words}': search_effect(found, m, a, b, score, seed)
-        for m in dict.fromkeys(found.method)
-        for words, (a, b) in pairs.items()
-    }
-    return forest(forest_rows(corrected(effects)), f'{score}, difference in points', title)
+    methods = dict.fromkeys(m for m, *_ in effects)
+    shown = {f'{titles[m]}, {words}': effects[m, a, b, score] for m in methods for words, (a, b) in pairs.items()}
+    return forest(forest_rows(shown), f'{score}, difference in points', title)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002d
 def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # table of Q, (Q,64,64) bool
@@ -688,6 +702,7 @@ def box_masks(masks) -> torch.Tensor:  # (Q,M,M) bool -> (Q,M,M) bool
 
 
 MASK_TITLES = dict(none='no mask', mask='mask of the thing', box='box around it')
+MASK_PAIRS = (('mask', 'none'), ('box', 'none'))
 
 
 def mask_search(entries: list, images: LabelledImages, q: pd.DataFrame, masks, k: int = 10) -> pd.DataFrame:
@@ -969,24 +984,11 @@ def trade_differences(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # 
     return corrected(found)
 
 
-def trade_note(found: dict) -> str:
-    "Whether each weight moves the results to what it weighs, and away from the other, in words."
-    lines, known = [], ('w_image', 'reference_kept') in found
-    kept, done = ('reference_kept', 'edit_satisfied') if known else ('to_reference', 'to_text')
-    for weight, name, towards, away in (('w_image', 'w_I', kept, done), ('w_text', 'w_T', done, kept)):
-        more, less = found[weight, towards], found[weight, away]
-        lines.append(
-            f'- {name} from its smallest to its largest value: {TRADE[towards]} {format_difference(more)}; '
-            f'{TRADE[away]} {format_difference(less)}.'
-        )
-    return '\n'.join(lines)
-
-
 def trade_table(found: dict) -> pd.DataFrame:
     "The differences of `trade_differences`, a row a score and a column a weight."
     scores = list(dict.fromkeys(s for _, s in found))
     heads = dict(w_image='largest − smallest w_I', w_text='largest − smallest w_T')
-    rows = [[TRADE[s], *(format_difference(found[w, s]) for w in heads)] for s in scores]
+    rows = [[TRADE[s], *(difference_cell(found[w, s], change) for w in heads)] for s in scores]
     return pd.DataFrame(rows, columns=['', *heads.values()])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00042
@@ -1029,6 +1031,42 @@ def run_guidance(p: dict) -> GuidanceRun:
         scenes = cirr_scenes(int(size or WORLD_VERSIONS[name].usual), 'val', p['world_seed'])
         grid = scene_scores(grid, tasks['full'], scenes)
     return GuidanceRun(tasks, entries, grid, folders, at, model)
+
+
+def rank_beside(run: GuidanceRun, p: dict) -> MatrixRun:
+    "Text alone, the late fusions and the untrained denoiser on the queries of the grid; it has no `results`."
+    b = replace(load_benchmark(p['benchmark'], p['data'], p['world_seed']), tasks=run.tasks)
+    plain = untrained_methods(['text_only', *BASELINES], run.model, given=p)
+    entries = [*map(Entry, plain), untrained_denoiser(run.entries[0])]
+    folders, pairs = rank_entries(entries, {b.name: b}), solvable_pairs(entries, {b.name: b})
+    ranked = [e for e, _ in pairs]
+    return MatrixRun({b.name: b}, {}, run.model, ranked, folders, read_cached(folders), None, None)
+
+
+def beside_differences(run: GuidanceRun, beside: MatrixRun, ks: list, seed: int = 0) -> dict:  # (method, k)
+    "R@k of stage 2 at the weights of its training minus that of each row of `beside`, corrected together."
+    at = np.isclose(run.grid.w_image, run.at[0]) & np.isclose(run.grid.w_text, run.at[1])
+    lines = pd.concat([run.grid[at].assign(method=ZERO_SHOT), beside.per_query])
+    return corrected({(m, k): compare(lines, ZERO_SHOT, m, k=k, seed=seed) for m in beside.titles for k in ks})
+
+
+def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> pd.DataFrame:
+    "R@k at the weights of the training, and of each row of `beside` with the difference to it."
+    here = {f'R@{k} (%)': f'{grid_values(run.grid, k=k).loc[run.at[1], run.at[0]]:.1f}' for k in ks}
+    rows = [{'method': f'{run.entries[0].title}, w_I {run.at[0]:g}, w_T {run.at[1]:g}'} | here]
+    for m, title in beside.titles.items():
+        mine, row = beside.per_query[beside.per_query.method == m], {'method': title}
+        by_task = [(100.0 * (mine['rank'] <= k)).groupby(mine.task).mean().mean() for k in ks]
+        row |= {f'R@{k} (%)': f'{value:.1f}' for k, value in zip(ks, by_task)}
+        rows.append(row | {f'stage 2 − row, R@{k}': difference_cell(found[m, k]) for k in ks})
+    return pd.DataFrame(rows).fillna('')
+
+
+def beside_words(run: GuidanceRun, beside: MatrixRun, found: dict, k: int) -> str:
+    "R@k at the weights of the training minus that of the strongest baseline, in words."
+    m = strongest_baseline([e.method for e in beside.entries], run.tasks)
+    difference = format_difference(found[m, k])
+    return f'R@{k} at the weights of the training minus {beside.titles[m]}, the strongest baseline: {difference}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
 def weight_rows(grid: pd.DataFrame, task: Task, query_id: str, training: int, k: int = 2) -> list:  # of `show_grid`
@@ -1115,7 +1153,7 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
     "The best point, what each weight moves, and whether the ends of a weight hurt."
     w_image, w_text, best = best_point(grid, k)
-    moved = {words: format_difference(c) for words, c in trade_words(grid, at, seed).items()}
+    moved = {words: format_difference(c, change) for words, c in trade_words(grid, at, seed).items()}
     losses = extreme_losses(grid, at, k, seed).values()
     hurt = sum(verdict(c) == 'better' for c in losses)
     here = grid_values(grid, k=k).loc[at[1], at[0]]
@@ -1137,62 +1175,78 @@ def trade_words(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # words 
     }
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004a
-def negative_words(found: pd.DataFrame, seed: int = 0) -> str:
+def _said_beside(effects: dict, words: dict, rival: str, of: tuple) -> str:
+    "Further comparisons in brackets: {words: (method, a, b, score)}, and that of the rival where it is there."
+    found = words | ({rival: ('image_text', *of)} if ('image_text', *of) in effects else {})
+    return '; '.join(f'{what} {format_interval(effects[key])}' for what, key in found.items())
+
+
+def negative_words(effects: dict) -> str:
     "What a negative text does to the share of forbidden results, beside the control and the rival."
-    c, other = (search_effect(found, ZERO_SHOT, 'forbidden', b, 'forbidden', seed) for b in ('none', 'other'))
-    said = [f'against a negative text of another thing {format_interval(other)}']
-    if 'image_text' in set(found.method):
-        rival = search_effect(found, 'image_text', 'forbidden', 'none', 'forbidden', seed)
-        said.append(f'a subtraction from Image + Text {format_interval(rival)}')
-    return f'share of results with the forbidden thing, negative text − none {format_difference(c)} ({"; ".join(said)})'
+    of = ('forbidden', 'none', 'forbidden')
+    other = {'against a negative text of another thing': (ZERO_SHOT, 'forbidden', 'other', 'forbidden')}
+    beside = _said_beside(effects, other, 'a subtraction from Image + Text', of)
+    said = format_difference(effects[ZERO_SHOT, *of], change)
+    return f'Share of results with the forbidden thing, negative text − none {said} ({beside})'
 
 
-def mask_words(found: pd.DataFrame, seed: int = 0) -> str:
+def mask_words(effects: dict) -> str:
     "Whether a mask localises the edit, beside the box around it and the rival."
-    c, box = (search_effect(found, ZERO_SHOT, name, 'none', 'localised', seed) for name in ('mask', 'box'))
-    kept = search_effect(found, ZERO_SHOT, 'mask', 'none', 'kept', seed)
-    said = [f'things outside the mask kept {format_interval(kept)}', f'the box around it {format_interval(box)}']
-    if 'image_text' in set(found.method):
-        rival = search_effect(found, 'image_text', 'mask', 'none', 'localised', seed)
-        said.append(f'Image + Text without the masked part {format_interval(rival)}')
-    return f'edits in the mask, with − without {format_difference(c)} ({"; ".join(said)})'
+    of = ('mask', 'none', 'localised')
+    others = {
+        'things outside the mask kept': (ZERO_SHOT, 'mask', 'none', 'kept'),
+        'the box around it': (ZERO_SHOT, 'box', 'none', 'localised'),
+    }
+    beside = _said_beside(effects, others, 'Image + Text without the masked part', of)
+    return f'Edits in the mask, with − without {format_difference(effects[ZERO_SHOT, *of])} ({beside})'
 
 
-def place_words(found: pd.DataFrame, seed: int = 0) -> str:
+def place_words(effects: dict) -> str:
     "Whether a mask says where the edit is, beside the box around it and the rival; empty without drawn pairs."
-    if found is None:
+    if not effects:
         return ''
-    c, box = (search_effect(found, ZERO_SHOT, name, 'none', 'inside', seed) for name in ('mask', 'box'))
-    said = [f'the box around it {format_interval(box)}']
-    if 'image_text' in set(found.method):
-        rival = search_effect(found, 'image_text', 'mask', 'none', 'inside', seed)
-        said.append(f'Image + Text without the masked part {format_interval(rival)}')
-    return (
-        f'of two drawn edits that in its place first, with a mask − without {format_difference(c)} ({"; ".join(said)})'
-    )
+    of, box = ('mask', 'none', 'inside'), {'the box around it': (ZERO_SHOT, 'box', 'none', 'inside')}
+    beside = _said_beside(effects, box, 'Image + Text without the masked part', of)
+    said = format_difference(effects[ZERO_SHOT, *of])
+    return f'Of two drawn edits that in its place first, with a mask − without {said} ({beside})'
 
 
-def tuned_words(run: MatrixRun, seed: int = 0) -> list:  # of str
-    "What each fine-tuning adds to stage 2 on the benchmark that it has seen."
+def tuned_words(run: MatrixRun, found: dict) -> list:  # of str
+    "What each fine-tuning adds to stage 2 on the benchmark that it has seen, of `found` as of `diffusion_leads`."
     said = []
     for benchmark in TRAIN_SPLITS:
-        m = f'{ZERO_SHOT}_{benchmark}'
-        found = diffusion_leads(run, m, [ZERO_SHOT], seed)
-        if c := found.get((benchmark, ZERO_SHOT)):
-            metric = main_metric(benchmark, run.results).title
-            said.append(f'{run.titles[m]} minus stage 2, {metric}: {format_difference(c)}')
+        if c := found.get((benchmark, f'{ZERO_SHOT}_{benchmark}')):
+            metric, title = main_metric(benchmark, run.results).title, run.titles[f'{ZERO_SHOT}_{benchmark}']
+            said.append(f'{title} minus stage 2, {metric}: {format_difference(opposite(c))}')
     return said
 
 
-def compodiff_finding(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> str:
-    "The verdicts: late fusions and rivals on CIRR, forbidden results (`negative_search`), masks (other searches)."
-    rivals = [r for r in (*BASELINES, *SYNTHETIC_RIVALS) if r in run.titles]
-    found = diffusion_leads(run, ZERO_SHOT, rivals, seed)
-    on_cirr = {run.titles[r]: c for (name, r), c in found.items() if name == 'cirr'}
-    against = ', '.join(f'{title} {format_difference(c)}' for title, c in on_cirr.items())
-    parts = [f'CIRR R@1 of stage 2 minus that of each rival, points: {against}'] if on_cirr else []
-    searches = [negative_words(negative, seed), mask_words(masked, seed), place_words(placed, seed)]
-    return '; '.join(filter(None, [*parts, *tuned_words(run, seed), *searches]))
+def against_baselines(run: MatrixRun, found: dict) -> str:
+    "On how many benchmarks stage 2 is better and worse than the baseline that validation queries name there."
+    strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for name, _ in found)}
+    said = [verdict(found[pair]) for pair in strongest.items() if pair in found]
+    better, worse = said.count('better'), said.count('worse')
+    return f'Against the strongest baseline of each benchmark: better on {better} of {len(said)}, worse on {worse}'
+
+
+def cirr_words(run: MatrixRun, found: dict) -> str:
+    "CIRR R@1 of stage 2, minus the strongest baseline and minus the rivals on its triplets; empty without CIRR."
+    if 'cirr' not in run.benchmarks:
+        return ''
+    baseline = strongest_on(run, 'cirr')
+    rivals = {r: run.titles[r] for r in (baseline, *SYNTHETIC_RIVALS) if ('cirr', r) in found}
+    titled = rivals | {baseline: f'{run.titles[baseline]} (the strongest baseline)'}
+    minus = [f'minus {titled[r]} {format_difference(found["cirr", r])}' for r in rivals]
+    rows = main_rows('cirr', run.results).set_index('method')
+    return '; '.join([f'CIRR R@1 of stage 2 {rows.value[ZERO_SHOT]:.1f} %', *minus])
+
+
+def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> str:
+    """The verdicts: baselines and rivals (`diffusion_leads`), forbidden results and masks (`search_effects`; `placed`
+    is empty without drawn pairs)."""
+    searches = [negative_words(negative), mask_words(masked), place_words(placed)]
+    parts = [cirr_words(run, found), against_baselines(run, found), *tuned_words(run, found), *searches]
+    return '. '.join(filter(None, parts))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
 def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines
@@ -1246,13 +1300,15 @@ def order_evidence(run: MatrixRun, name: str, pairs: list, seed: int = 0) -> lis
 
 
 def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
-    "C01, C04 and C06, which compare CompoDiff with methods that learned from the same triplets or training split."
+    "C01 to C04 and C06, which compare CompoDiff with methods that learned from the same triplets or training split."
     combiner, artemis = SYNTHETIC_RIVALS
     fashion = [(ZERO_SHOT, combiner), (combiner, artemis), (artemis, 'pic2word')]
     domains = [(ZERO_SHOT, r) for r in SYNTHETIC_RIVALS] + [(r, 'pic2word') for r in SYNTHETIC_RIVALS]
     cirr = [('combiner_cirr', 'compodiff_cirr'), (ZERO_SHOT, combiner)]
+    twice = [(f'{combiner}_cirr', r) for r in ('combiner_cirr', 'compodiff_cirr')]
     return {
         'C01': [*order_evidence(run, 'fashioniq', fashion, seed), untested('T5-XL beside the text encoder of CLIP')],
+        'C02': [*order_evidence(run, 'cirr', twice, seed), untested('the same on FashionIQ')],
         'C03': zero_shot_evidence(run, seed),
         'C04': order_evidence(run, 'cirr', cirr, seed),
         'C06': order_evidence(run, 'domains', domains, seed),

@@ -252,8 +252,8 @@ def main_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, benchm
 
 def strongest_on(run: MatrixRun, name: str) -> str:
     "The baseline that validation queries name for the main metric of a benchmark."
-    scored_tasks = main_scores(run)[name].task.unique()
-    tasks = [key for key, t in run.benchmarks[name].tasks.items() if set(t.queries.task) & set(scored_tasks)]
+    scored = query_scores(run.per_query[run.per_query.benchmark == name], main_metric(name, run.results))
+    tasks = [key for key, t in run.benchmarks[name].tasks.items() if set(t.queries.task) & set(scored.task)]
     return strongest_baseline([e.method for e in run.entries], tasks)
 
 

@@ -12,13 +12,13 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES'
            'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
            'category_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note',
            'distractor_figure', 'leads', 'compared_note', 'referred_finding', 'text_alone_note', 'text_lead',
-           'lead_rows', 'query_categories', 'category_table', 'category_leads', 'category_lead_table',
-           'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas',
-           'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords',
-           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
-           'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain', 'lead_line',
-           'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines', 'slope_interval',
-           'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
+           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
+           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
+           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title',
+           'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain',
+           'lead_line', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines',
+           'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
@@ -618,6 +618,13 @@ def category_table(run: ReferredRun, distractors: int, task: str = 'category') -
     queries = lines.drop_duplicates('query_id').category.value_counts()
     out = wide[[m for m in run.titles if m in wide]].rename(columns=run.titles).round(1)
     return out.assign(queries=queries).reset_index()
+
+
+def methods_by_category(table: pd.DataFrame) -> pd.DataFrame:
+    "`category_table` as a page shows it: a row for each method, a column for each category, the queries last."
+    wide = table.set_index('category').T
+    cells = {m: [f'{v:,.0f}' if m == 'queries' else f'{v:.1f}' for v in row] for m, row in wide.iterrows()}
+    return pd.DataFrame.from_dict(cells, 'index', columns=list(wide)).reset_index(names='method')
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #7e465aa1
 def category_leads(run: ReferredRun, a: str, b: str, distractors: int, seed: int = 0) -> pd.DataFrame:

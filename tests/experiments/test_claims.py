@@ -42,9 +42,9 @@ def test_every_test_of_a_claim_is_an_experiment_that_speaks_of_it():
 
 def test_a_claim_without_a_test_says_what_kind_of_thing_it_waits_for(tmp_path):
     found = cl.judge(planted(8), tmp_path).set_index('id').verdict
-    assert (found['C02'], found['N02'], found['N12']) == (
-        'waits for a chapter',
+    assert (found['N02'], found['N12'], found['C02']) == (
         'waits for data or weights',
+        'tested in the profile full',
         'tested in the profile full',
     )
 

@@ -15,11 +15,13 @@ from cis_nb.experiments.condvit_ablations import (
     EMPTY_TOKEN,
     WITHOUT_TOKEN,
     TOKEN_VARIANTS,
+    against,
     depth_evidence,
     depth_finding,
     depth_variants,
     early_and_late,
     printed_tokens,
+    token_differences,
     token_evidence,
     token_finding,
     variant_scores,
@@ -82,7 +84,7 @@ def test_a_late_block_that_hurts_is_evidence_and_named_in_the_finding():
     ranks = dict(block_1=GOOD, block_2=GOOD, block_3=GOOD, block_4=BAD, unconditional=BAD)
     found = run(ranks, four)
     assert [verdict(c) for c in depth_evidence(found, 9, 0.25)['L11']] == ['better'] * 3
-    text, accuracy = depth_finding(found, scores(ranks), 9).split('. ')
+    text, accuracy = depth_finding(found, scores(ranks), against(found, 'block_1', 9), 9).split('. ')
     assert text.startswith(
         'R@1 among 9 distractors, minus before block 1: before block 2 +0.00 [+0.00, +0.00] (undecided'
     )
@@ -152,9 +154,9 @@ def test_the_table_has_the_untrained_network_and_chance():
     ranks, four = dict(block_1=GOOD, block_4=BAD, condvit_start=BAD), depth_variants(4)
     found = run(ranks, four)
     found.benchmark = SimpleNamespace(tasks=dict(category=gallery_of(GOOD)))
-    table = variant_scores(found, scores(ranks), 'block_1', 9).set_index('variant')
+    table = variant_scores(found, scores(ranks), against(found, 'block_1', 9), 'block_1', 9).set_index('variant')
     assert list(table.index) == ['before block 1', 'before block 4', 'condvit_start', 'Chance']
-    assert table.loc['condvit_start'].iloc[-1] == '−100.0 [−100.0, −100.0] (worse; 0 of 2 seeds above zero)'
+    assert table.loc['condvit_start'].iloc[-1] == '−100.0 [−100.0, −100.0] worse 0/2'
     assert table.loc['Chance', 'R@1'] == f'{100 / 39:.2f}'  # 30 targets, 9 distractors
 
 
@@ -170,7 +172,7 @@ def test_a_token_is_judged_in_every_gallery():
     found = run({WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: GOOD}, TOKEN_VARIANTS, steps=(0, 5, 9))
     evidence = token_evidence(found, 0.25)['L12']
     assert len(evidence) == 7 and evidence[-1]['role'] == UNTESTED
-    assert token_finding(found).count('distractors') == 2
+    assert token_finding(found, token_differences(found)).count('distractors') == 2
     assert set(printed_tokens()['gallery token']) == {'none', 'learned empty token'}
 
 

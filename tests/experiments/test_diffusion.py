@@ -12,11 +12,14 @@ from PIL import Image
 
 from cis_nb.api import Queries
 from cis_nb.experiments.comparison import read_printed, verdict
+from cis_nb.experiments import diffusion
 from cis_nb.experiments.diffusion import (
+    NEGATIVE_PAIRS,
     PRINTED,
     CirrScene,
     EditedSum,
     LabelledImages,
+    against_baselines,
     along,
     best_point,
     box_masks,
@@ -34,6 +37,7 @@ from cis_nb.experiments.diffusion import (
     mask_queries,
     most_changed,
     negative_queries,
+    negative_words,
     place_pairs,
     own_name,
     printed_columns,
@@ -41,6 +45,7 @@ from cis_nb.experiments.diffusion import (
     row_label,
     scene_scores,
     search_effect,
+    search_effects,
     search_row,
     searches_table,
     shows,
@@ -185,8 +190,11 @@ def test_an_effect_is_the_paired_difference_of_each_seed():
     untrained = found.assign(seed=-1).drop_duplicates(['search', 'query_id'])
     one = search_effect(untrained, 'compodiff', 'other', 'none', 'forbidden')
     assert one['diff'] == 0 and verdict(one) == 'undecided'
-    table = searches_table(found, dict(none='no', forbidden='with'), dict(compodiff='C'), dict(forbidden='bad'))
-    assert table.bad.tolist() == ['40.0', '10.0'] and [c.split(' [')[0] for c in table['Δ bad']] == ['', '−30.0']
+    effects = search_effects(found, [('forbidden', 'none')], ['forbidden'])
+    names = dict(none='no', forbidden='with'), dict(compodiff='C'), dict(forbidden='bad')
+    table = searches_table(found, effects, *names)
+    assert table.bad[0] == '40.0' and table.bad[1].startswith('10.0; Δ −30.0 [')
+    assert table.bad[1].endswith('] lower 0/2')  # fewer of them are no loss
     assert most_changed(found, 'compodiff', 'forbidden', 'none', 'forbidden', 0, 2) == ['2', '0']
 
 
@@ -305,6 +313,7 @@ def test_names_of_printed_rows():
         ('CLIP4Cir', 'combiner_synthetic'),
         ('CompoDiff', 'compodiff'),
         ('CLIP4Cir', 'combiner_cirr'),
+        ('CLIP4Cir', 'combiner_synthetic_cirr'),
         ('CompoDiff', 'compodiff_cirr'),
     ]
     assert 'T5' not in ''.join(b for _, b, _, name in own if name)
@@ -330,16 +339,18 @@ def test_a_printed_table_is_whole_and_has_this_runs_line_where_it_belongs(which)
     columns = [to for to, _ in printed_columns(t).values()]
     rows = [
         (t.benchmark, m, *column, s, v)
-        for m, start in (('compodiff', 10), ('image_only', 90))
+        for m, start in (('compodiff', 10), ('image_only', 90), ('image_text_tuned', 50))
         for s in (0, 1)
         for v, column in enumerate(columns, start + s)
     ]
-    table = beside_printed(fake_run(rows, dict(compodiff='CompoDiff', image_only='Image only')), which)
+    titles = dict(compodiff='CompoDiff', image_text_tuned='Image + Text, tuned', image_only='Image only')
+    table = beside_printed(fake_run(rows, titles), which)
     assert (table['numbers of'] == 'paper').sum() == len(printed_rows(t.numbers))
     (at,) = table.index[table['numbers of'] == 'this run, mean of 2 seeds'][:1]
     assert table.method[at - 1] == 'CompoDiff, CLIP-L/14 text' and table.regime[at - 1].startswith('zero-shot')
     assert table.iloc[at, 3:].tolist() == [f'{10.5 + c:.1f}' for c in range(len(columns))]
-    assert table.iloc[-1, :2].tolist() == ['Image only', 'not in this table of the paper']
+    assert table.iloc[-1, :2].tolist() == ['Image + Text, tuned', 'not in this table of the paper']
+    assert 'Image only' not in set(table.method)  # the table of the page has it
     first = read_printed(t.numbers).iloc[0]
     assert table.iloc[0, 3] == f'{first.value:.1f}'
 
@@ -407,3 +418,26 @@ def test_frames_of_results():
     images = LabelledImages(source, ['a', 'b', 'c'], ['cat', 'dog'], shown, None, {})
     row = search_row(images, dict(top=['a', 'b', 'c'], condition='a cat'), [black], ['r'], 'dog', 't')
     assert row['outlines'] == ['reference', 'target', 'wrong', None] and row['titles'] == ['r', '1', '2', '3']
+
+
+def test_a_page_says_one_verdict_of_a_search():
+    "One of many comparisons is undecided in the finding as in the table, though alone it would be a difference."
+    rng = np.random.default_rng(3)
+    found = lines({name: list(rng.normal(0, 1, 30)) for name in ('none', 'other')} | dict(forbidden=[0.0] * 30))
+    weak = found.assign(forbidden=found.forbidden.where(found.search != 'forbidden', found.forbidden - 0.42))
+    alone = search_effect(weak, 'compodiff', 'forbidden', 'none', 'forbidden')
+    scores = [f'score {k}' for k in range(9)]
+    many = weak.assign(**{s: rng.normal(0, 1, len(weak)) for s in scores})
+    effects = search_effects(many, NEGATIVE_PAIRS, ['forbidden', *scores])
+    assert verdict(alone) == 'worse' and '(undecided' in negative_words(effects), (alone, negative_words(effects))
+
+
+def test_the_strongest_baseline_is_named_and_counted():
+    run = SimpleNamespace(benchmarks=dict(cirr=None, circo=None), titles=dict(image_text='A', image_text_tuned='B'))
+    about = dict(low=1.0, high=3.0, diff=2.0, by_seed=[], p=0.001, key='k')
+    worse = about | dict(low=-3.0, high=-1.0, diff=-2.0)
+    found = {(b, r): about for b in run.benchmarks for r in run.titles} | {('circo', 'image_text_tuned'): worse}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diffusion, 'strongest_on', lambda run, name: 'image_text_tuned')
+        said = against_baselines(run, found)
+    assert said == 'Against the strongest baseline of each benchmark: better on 1 of 2, worse on 1'

@@ -96,7 +96,8 @@ def test_every_step_in_size_is_a_line_of_the_claim():
     evidence = A.doubling_evidence(run, [10, 20, 40])['C15']
     assert [c['diff'] for c in evidence] == [100.0, -50.0]
     assert judge_evidence(evidence).verdict == 'not reproduced'
-    assert '40 − 20 triplets −50.0 [' in A.doubling_finding(run, [10, 20, 40])
+    found, slopes = A.base_differences(run, A.triplet_name(40)), A.doubling_slopes(run, [10, 20, 40])
+    assert '40 − 20 triplets −50.0 [' in A.doubling_finding(run, found, slopes, [10, 20, 40])
 
 
 @pytest.mark.parametrize('sizes', [[], [5], [5, 5]])

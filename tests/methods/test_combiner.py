@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from cis_nb import train as T
+from cis_nb.api import configure
 from cis_nb.core.store import project_root
 from cis_nb.methods import combiner as C
 from cis_nb.backbones.loading import load_backbone
@@ -390,3 +391,36 @@ def test_cirr_lies_in_the_folder_or_beside_the_other_data_and_an_error_names_bot
         C.cirr_root('photos', 30)
     (all_data / 'cirr').mkdir()
     assert C.cirr_root('photos', 30) == (all_data / 'cirr').resolve()
+
+
+def going_on(run, backbone, **given) -> C.Combiner:
+    config = configure(C.CombinerConfig, dict(method='combiner', triplets='cirr', start=str(run)) | given)
+    return C.started_combiner(backbone, config)
+
+
+def test_a_training_goes_on_from_the_run_of_another(tmp_path):
+    b, sizes = load_backbone('tiny_xs', device='cpu'), dict(projection=8, hidden=16)
+    before = C.Combiner(b.D, **sizes, start='sum', normalise_inputs=True)
+    C.save_combiner(tmp_path, before, b)
+    after = going_on(tmp_path, b, **sizes, dropout=0.25, normalise_inputs=True)
+    assert all(torch.equal(v, after.state_dict()[k]) for k, v in before.state_dict().items())
+    assert after.settings == before.settings | dict(dropout=0.25)
+    with pytest.raises(
+        ValueError, match='other settings .projection: 64, there 8, normalise_inputs: False, there True'
+    ):
+        going_on(tmp_path, b, hidden=16)
+    with pytest.raises(ValueError, match='this Combiner was trained on tiny_xs with the weights'):
+        going_on(tmp_path, load_backbone('tiny', device='cpu'), **sizes, normalise_inputs=True)
+
+
+def test_a_run_with_tuned_towers_is_no_start(tmp_path):
+    b = load_backbone('tiny_xs', device='cpu')
+    C.save_combiner(tmp_path, C.Combiner(b.D, 8, 16), b, tune='text')
+    with pytest.raises(ValueError, match=r'has tuned towers \(tune: text\); name a run with tune: none'):
+        going_on(tmp_path, b, projection=8, hidden=16)
+
+
+@pytest.mark.parametrize('start', ['zero', '', 'store/run/none'])
+def test_a_start_that_is_nothing_is_refused(start):
+    with pytest.raises(ValueError, match='start.*must be random or sum, an experiment of 05_train, or the folder'):
+        configure(C.CombinerConfig, dict(method='combiner', start=start))
