@@ -13,12 +13,16 @@ from projects import ROOT
 from cis_nb.experiments import matrix
 
 PAGES = sorted(p for part in ('06', '07', '08', '09') for p in (ROOT / 'nbs').glob(f'{part}_*/*.ipynb'))
-RERUN = ('06_evaluation/composed_retrieval', '06_evaluation/pseudo_words_genecis', '06_evaluation/matrix')
+RERUN = {  # page -> parameters in place of its defaults
+    '06_evaluation/composed_retrieval': {},
+    '06_evaluation/pseudo_words_genecis': {},
+    '06_evaluation/matrix': dict(trainings=['lincir']),
+}
 
 NAME = (
     r'(?:Image \+ Text|Image only|Text only|(?:even|tuned) (?:sum|mean)|late fusion|score product|Combiners?|LinCIR|'
     r'Pic2Word|SEARLE|CompoDiff|CondViT|ARTEMIS|ViTs?|pseudo-words?|trainings?|noise|filter|networks?|methods?|'
-    r'baselines?|φ|backbones?|text alone|image alone|the sum|the mean|the text|the image|the condition)'
+    r'baselines?|φ|backbones?|text alone|image alone|(?:the|a) sum|the mean|the text|the image|the condition)'
 )
 STATE = r'(?:is|are|was|were|scores?|ranks?|finds?|has|have|reach(?:es)?|stays?|lies?)'
 ORDER = (
@@ -27,7 +31,7 @@ ORDER = (
 )
 VERB = (
     r'(?:beats?|wins?|leads?|gains?|loses?|helps?|hurts?|improves?|outperforms?|exceeds?|fails?|trails?|recovers?|'
-    r'solves?)'
+    r'solves)'
 )
 ASSERTION = re.compile(rf'\b{NAME}[^.;:]*?\b(?:{STATE}\b[^.;:]{{0,40}}?\b{ORDER}|{VERB})\b', re.I)
 OPEN = re.compile(  # a condition, a question, a paper's result, a definition
@@ -129,12 +133,14 @@ def shown_text(nb) -> str:
     return '\n\n'.join(parts)
 
 
-def run_page(page: str, more: tuple = ()) -> str:
-    "The text of a page, run in this process with its defaults and further cells before its last one."
+def run_page(page: str, given: dict, more: tuple = ()) -> str:
+    "The text of a page, run in this process with some parameters and further cells before its last one."
     from execnb.nbio import mk_cell, read_nb
     from execnb.shell import CaptureShell
 
     nb = read_nb(ROOT / f'nbs/{page}.ipynb')
+    at = next(i for i, c in enumerate(nb.cells) if 'parameters' in c.metadata.get('tags', []))
+    nb.cells.insert(at + 1, mk_cell('\n'.join(f'{k} = {v!r}' for k, v in given.items()), 'code'))
     nb.cells[-1:-1] = [mk_cell(text, kind) for kind, text in more]
     shell = CaptureShell(path=(ROOT / f'nbs/{page}').parent)
     shell.run_all(nb, exc_stop=True)
@@ -154,7 +160,7 @@ def texts(page: str, folder: Path, monkeypatch, more: tuple = ()) -> dict:  # be
     for best in ('trained', 'others'):
         with monkeypatch.context() as m:
             m.setattr(matrix, 'cached_benchmark_rankings', exchanged(folder, best))
-            found[best] = run_page(page, more)
+            found[best] = run_page(page, RERUN[page], more)
     return found
 
 
@@ -167,6 +173,7 @@ def unchanged_verdicts(found: dict) -> list:
 LEAD = re.compile(r'\b(better|worse) than ([^(\n;]+?) \(([+−]\d+\.\d)')
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize('page', RERUN)
 def test_a_page_says_of_exchanged_results_what_they_are(page, shared_store, tmp_path, monkeypatch):
     found = texts(page, tmp_path, monkeypatch)
@@ -180,6 +187,7 @@ def test_a_page_says_of_exchanged_results_what_they_are(page, shared_store, tmp_
         assert words == dict(trained={'better'}, others={'worse'})
 
 
+@pytest.mark.e2e
 def test_a_winner_that_is_typed_into_a_page_is_found(shared_store, tmp_path, monkeypatch):
     typed = (
         ('markdown', 'Here Image + Text is better than the tuned sum.'),
