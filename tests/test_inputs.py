@@ -43,7 +43,7 @@ def your_own_method(monkeypatch):
 
 
 PLUGINS = dict(
-    combiner=(lambda _: combiner, 'CombinerPlugin', dict(triplets='cirr')),
+    combiner=(lambda _: combiner, 'CombinerPlugin', dict(triplets='cirr', start='sum')),
     lincir=(lambda _: lincir, 'LinCIRPlugin', {}),
     pic2word=(lambda _: pic2word, 'Pic2WordPlugin', {}),
     searle=(lambda _: searle, 'SearlePlugin', dict(target_pad=False)),
