@@ -4,6 +4,7 @@ import json
 import pandas as pd
 import pytest
 from PIL import Image, ImageDraw
+from projects import receipt_of
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
 from cis_nb.core.store import project_root
 
