@@ -11,12 +11,19 @@ OLD     := Python 3.10 or newer is needed: make PYTHON=python3.11
 PIP     := -m pip install --quiet --disable-pip-version-check
 PARALLEL := -n 2 --dist loadfile               # tests of one file share what they set up
 unexport PYTHONDONTWRITEBYTECODE   # else each of the many processes compiles every package anew, some ten seconds
+# As typed: neither make nor a shell reads what is in them. make itself drops blanks in front of a value on its command
+# line; those in the environment (DATA=' x' make book) stay.
+export BOOK_PROFILE := $(value PROFILE)
+export BOOK_DATA    := $(value DATA)
+unexport PROFILE DATA
+# the command replaces the shell and knows the process of make, so that it ends with it
+BOOK    := BOOK_MAKE=$$PPID exec $(PY) -m cis_nb.book.command_line
 # an installer that reads other variables than pip does
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help book bench lab check test test-changed test-chapter export clean constraints
+.PHONY: help book bench lab check test test-changed test-chapter test-faults export clean clean-store constraints
 help:
 	@echo "make book [PROFILE=quick] [DATA=folder]   run what has to run, and make reports/PROFILE/html/index.html"
 	@echo "make check                                layers, style, exports and quick tests, below 90 seconds"
@@ -26,6 +33,8 @@ help:
 	@echo "make lab                                  the chapters in JupyterLab"
 	@echo "make bench                                the book of measured speeds"
 	@echo "make export                               notebooks to modules, notebooks cleaned, README.md"
+	@echo "make test-faults                          kills and hostile input, some 15 minutes"
+	@echo "make clean-store [YES=1]                  list unfinished work of older code in store/, and delete it"
 	@echo "make clean                                remove reports; finished work in store/ stays"
 
 $(READY): settings.ini setup.py pyproject.toml constraints.txt
@@ -40,22 +49,22 @@ $(READY): settings.ini setup.py pyproject.toml constraints.txt
 	@touch $(READY)
 
 book: $(READY)
-	@$(PY) -m cis_nb.book.command_line make $(PROFILE) --data '$(DATA)'
+	@$(BOOK) --data="$$BOOK_DATA" -- make "$$BOOK_PROFILE"
 
 bench: $(READY)
-	@$(PY) -m cis_nb.book.command_line make bench
+	@$(BOOK) make bench
 
 lab: $(READY)
 	$(PY) -m jupyterlab nbs/
 
-check test test-changed test-chapter: export OMP_NUM_THREADS = 1   # two processes at a time, a thread each
+check test test-changed test-chapter test-faults: export OMP_NUM_THREADS = 1   # two processes at a time, a thread each
 
 check: $(READY)
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/ruff check $(CHECKED)
 	$(VENV)/bin/ruff format --check $(CHECKED)
 	$(VENV)/bin/ruff check --select F821 cis_nb   # what a page imports for its examples alone
-	$(PY) -m pytest $(PARALLEL) -q -m 'not e2e and not data and not browser and not gpu'
+	$(PY) -m pytest $(PARALLEL) -q -m 'not e2e and not data and not browser and not gpu and not faults'
 
 test-changed: $(READY)
 	$(PY) -m cis_nb.book.checks changed
@@ -67,6 +76,9 @@ test: $(READY)   # pytest names what was skipped, also where a notebook has fail
 	@failed=0; $(VENV)/bin/nbdev_test --n_workers 2 || failed=1; \
 	  $(PY) -m pytest $(PARALLEL) -rfEs || failed=1; exit $$failed
 
+test-faults: $(READY)   # the counts are a table at the end, and a file where $$FAULTS_FILE names one
+	$(PY) -m pytest $(PARALLEL) -q -m faults tests/faults
+
 export: $(READY)
 	$(VENV)/bin/nbdev_export
 	$(VENV)/bin/nbdev_clean
@@ -76,6 +88,9 @@ clean:
 	rm -rf .snakemake .pytest_cache .ruff_cache .import_linter_cache .hypothesis _proc build cis_nb.egg-info
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 	find reports -mindepth 1 -maxdepth 1 -not -name README.md -not -name reference -exec rm -rf {} +
+
+clean-store: $(READY)
+	@$(BOOK) clean-store $(if $(YES),--yes)
 
 constraints: $(READY)   # the versions that installations use; by hand, now and then
 	$(PY) -m uv pip compile setup.py --all-extras --universal --python-version 3.10 \

@@ -1,9 +1,10 @@
 # The graph of the book: one rule for one kind of thing. What an experiment needs and watches is known to cis_nb.core.experiment_files.
+import os
 import sys
 from cis_nb.book import runner as book
 from cis_nb.core.experiment_files import experiments
 
-PROFILE, DATA = config.get('profile', 'quick'), str(config.get('data') or '')
+PROFILE, DATA = os.environ['BOOK_PROFILE'], os.environ['BOOK_DATA']   # as typed; no shell reads what is in them
 PLAN = experiments(PROFILE, DATA)
 
 rule book:
@@ -14,5 +15,5 @@ rule experiment:
         lambda w: [f'reports/{PROFILE}/{need}/receipt.json' for need in PLAN[w.name].needs]
     output: f'reports/{PROFILE}/{{name}}/receipt.json'
     threads: lambda w: book.threads(PLAN[w.name], workflow.cores)
-    params: python=sys.executable, profile=PROFILE, data=DATA
-    shell: '{params.python:q} -m cis_nb.book.preload cis_nb.book.command_line run {params.profile:q} {wildcards.name:q} --data={params.data:q} --cores {threads}'
+    params: python=sys.executable
+    shell: '{params.python:q} -m cis_nb.book.preload cis_nb.book.command_line --data="$BOOK_DATA" --cores {threads} -- run "$BOOK_PROFILE" {wildcards.name:q}'

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from photo_folders import folder
+from projects import receipt_of
 from PIL import Image
 from cis_nb import train as T
 from cis_nb.api import Queries, Unsolved
@@ -208,7 +209,7 @@ def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypa
     first, second = T.train_or_load(T.settings(small)), tmp_path / '05_train.second'
     second.mkdir()
     (tmp_path / '05_train.first').mkdir()
-    (tmp_path / '05_train.first' / 'receipt.json').write_text(json.dumps(dict(runs=[f'run/{first.name}'])))
+    (tmp_path / '05_train.first' / 'receipt.json').write_text(json.dumps(receipt_of(runs=[f'run/{first.name}'])))
     monkeypatch.setenv('CIS_BOOK', str(tmp_path))
     monkeypatch.setenv('CIS_REPORT', str(second))
     monkeypatch.setenv('CIS_EXPERIMENT', '05_train.second')

@@ -32,7 +32,7 @@ from ..core.store import fingerprint
 from ..data.image_sources import ImageSource
 from ..data.roots import dataset_root, need_file, world_name
 from ..backbones.features import image_features, text_features
-from ..data.image_folders import Skipped, folder_files
+from ..data.image_folders import Skipped, folder_files, places_key
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #b7a5f1c0
 COCO_CAPTIONS = dict(
@@ -630,9 +630,7 @@ def caption_images(c: CaptionSet, root) -> tuple:  # ImageSource, what was left 
         with Image.open(io.BytesIO(places[i].read())) as im:
             return im.convert('RGB')
 
-    stat = {f: os.stat(f) for f in {p.file for p in places.values()}}
-    files = [(i, p.start, p.size, stat[p.file].st_size, stat[p.file].st_mtime_ns) for i, p in places.items()]
-    return ImageSource(list(places), load, fingerprint(['captions', files]), 'captions'), skipped
+    return ImageSource(list(places), load, fingerprint(['captions', places_key(places)]), 'captions'), skipped
 
 
 def caption_features(backbone, c: CaptionSet, root) -> tuple:

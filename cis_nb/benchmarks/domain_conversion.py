@@ -21,7 +21,7 @@ from ..retrieval.protocol import Benchmark, Protocol, Task
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
 from ..core.parameters import one_of
-from ..data.image_folders import Place, Skipped, is_image, folder_files
+from ..data.image_folders import Place, Skipped, is_image, folder_files, places_key
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #bfcc77e8
 @dataclass
@@ -298,11 +298,7 @@ def _loader(D: Domains):
 
 
 def _key(D: Domains) -> str:
-    files = {p.file: Path(p.file).stat() for p in D.places.values()}
-    sizes = {i: p.size if p.size >= 0 else files[p.file].st_size for i, p in D.places.items()}
-    return fingerprint(
-        ['domains', [(i, p.start, sizes[i], files[p.file].st_mtime_ns) for i, p in sorted(D.places.items())]]
-    )
+    return fingerprint(['domains', places_key(D.places)])
 
 
 def _extra(D: Domains, chosen: list) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..core.store import fingerprint
+from ..data.image_folders import contents_key
 from ..data.roots import need_file, world_name
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, Protocol, Task, load_tasks, result_rows
 from ..core.plotting import show_grid
@@ -302,8 +303,7 @@ def _usable(q: pd.DataFrame, files: dict) -> set:
 
 def _key(usable: set, files: dict, crop_mode: str) -> str:
     "What the images are, for the feature store."
-    stats = {n: files[n].stat() for n in {parse_key(i)[0] for i in usable}}
-    return fingerprint([crop_mode, sorted((n, s.st_size, s.st_mtime_ns) for n, s in stats.items())])
+    return fingerprint([crop_mode, contents_key({n: files[n] for n in {parse_key(i)[0] for i in usable}})])
 
 
 def _loader(files: dict, crop_mode: str):

@@ -17,7 +17,7 @@ from ..api import BenchmarkPlugin, MainMetric
 from .cirr import relative_fault
 from ..core.parameters import one_of
 from ..core.store import stored
-from ..data.image_folders import Skipped, folder_files, signature
+from ..data.image_folders import Skipped, folder_files, folder_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
@@ -105,7 +105,7 @@ def _write_unreadable(to: Path, places: dict, ids: list):
 def _readable(folder: Path, ids: list, skipped: Skipped) -> dict:  # image -> Place
     "The images that can be read; the others are counted."
     places = _image_places(folder)
-    kept = stored('checked', 'grocery', {}, lambda to: _write_unreadable(to, places, ids), [signature(folder)])
+    kept = stored('checked', 'grocery', {}, lambda to: _write_unreadable(to, places, ids), [folder_key(folder)])
     bad = set(pd.read_csv(kept / 'unreadable.csv', dtype=str, keep_default_na=False).image)
     for i in ids:
         if i in bad or i not in places:
@@ -152,7 +152,7 @@ def read_grocery(root) -> Grocery:
             raise FileNotFoundError(f'{folder}: image {i!r} is missing or damaged; get the files again')
         return open_image(places[i].read())
 
-    source = ImageSource(ids, load, signature(folder), 'grocery')
+    source = ImageSource(ids, load, folder_key(folder), 'grocery')
     return Grocery(folder, products, photos.drop(columns='class_id'), source, set(places), skipped)
 
 # %% ../../nbs/02b_benchmarks/15_grocery.ipynb #07373199

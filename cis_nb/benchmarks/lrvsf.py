@@ -27,7 +27,7 @@ from ..api import BenchmarkPlugin, MainMetric
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored
-from ..data.image_folders import Skipped, tar_members
+from ..data.image_folders import Skipped, contents_key, folder_key, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.products import DISTRACTOR_CATEGORIES, LRVSF_CATEGORIES
@@ -324,8 +324,8 @@ def _reject_copies(folder: Path, split: str, pairs, distractors, places: dict, r
     products, others = [i for i in places if i in asked], [i for i in places if i in other]
     if not products or not others:
         return
-    stats = [(f, Path(f).stat()) for f in sorted({str(places[i][0]) for i in (*products, *others)})]
-    key = [[[f, s.st_size, s.st_mtime_ns] for f, s in stats], products, others]
+    files = sorted({str(places[i][0]) for i in (*products, *others)})
+    key = [contents_key({str(k): Path(f) for k, f in enumerate(files)}), products, others]
     kept = stored(
         'checks', f'lrvsf-{split}', {}, lambda to: _write_copies(to, read, products, others), [fingerprint(key)]
     )
@@ -363,9 +363,8 @@ def _open(i: str, files: ParquetImages, tars: dict) -> Image.Image:
 
 
 def _files_key(folder: Path) -> str:
-    "Fingerprint of names, sizes and times of all files below a folder."
-    files = [(p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob('*') if p.is_file()]
-    return fingerprint(['lrvsf', sorted([name, s.st_size, s.st_mtime_ns] for name, s in files)])
+    "Fingerprint of names and contents of all files below a folder."
+    return fingerprint(['lrvsf', folder_key(folder)])
 
 
 def _with_images(folder: Path, split, pairs, distractors, files: ParquetImages, tars: dict) -> LRVSF:

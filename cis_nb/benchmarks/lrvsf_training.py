@@ -36,7 +36,7 @@ from cis_nb.benchmarks.lrvsf import (
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored
-from ..data.image_folders import Skipped
+from ..data.image_folders import Skipped, contents_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from cis_nb.data.products import (
@@ -182,13 +182,12 @@ def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> Traini
     folder = lrvsf_folder(root)
     sub, pattern = dict(train=('TRAIN', '*.tar'), val=('VALID', 'prods.tar'))[one_of('split', split, ('train', 'val'))]
     paths = sorted((folder / sub).glob(pattern)) or [need_file(folder / sub / pattern, **LRVSF_DATA)]
-    stats = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
     packed = stored(
         'squares',
         f'lrvsf-{split}-{size}',
         dict(size=size, split=split),
         lambda to: _pack_shards(to, paths, size),
-        [fingerprint(stats)],
+        [contents_key({p.name: p for p in paths})],
     )
     table = pd.read_parquet(packed / 'images.parquet')
     if table.empty:

@@ -21,7 +21,7 @@ from ..retrieval.protocol import Benchmark, Protocol, Task
 from .genecis import read_json
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
-from ..data.image_folders import Place, Skipped, tar_members
+from ..data.image_folders import Place, Skipped, places_key, tar_members
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #1a3c1272
 COMPOSITION_SPLITS = ('val', 'train')
@@ -273,10 +273,7 @@ def _loader(c: Instances, crops: dict, masked: bool):
 
 def _key(c: Instances, masked: bool) -> str:
     "What the images are, for the feature store."
-    files = {p.file: Path(p.file).stat() for p in c.places.values()}
-    sizes = {n: p.size if p.size >= 0 else files[p.file].st_size for n, p in c.places.items()}
-    places = [(n, p.start, sizes[n], files[p.file].st_mtime_ns) for n, p in sorted(c.places.items())]
-    return fingerprint(['composition', masked, c.file, places])
+    return fingerprint(['composition', masked, c.file, places_key(c.places)])
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #c791ad71
 def _queries(c: Instances, drawn: list, named: bool) -> pd.DataFrame:

@@ -15,11 +15,11 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPE
 import ast
 import base64
 import json
+import math
 import posixpath
 import re
 import shutil
 import subprocess
-import sys
 import time
 from datetime import datetime
 from functools import lru_cache
@@ -28,10 +28,11 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
-from .runner import contents, done, heading
+from .processes import running_module
+from .runner import contents, damage, done, heading
 from .. import api
-from ..core.experiment_files import experiments, notebooks, read_notebook, tags
-from ..core.store import fingerprint, project_root
+from ..core.experiment_files import experiments, notebooks, read_notebook, read_record, tags
+from ..core.store import fingerprint, project_root, replace_synced, storage_faults_named
 
 # %% ../../nbs/10_book/01_site.ipynb #a5735311
 ASSETS = Path(find_spec('cis_nb').origin).parent / 'assets' / 'book'
@@ -167,8 +168,8 @@ def join_hidden_code(cells: list) -> list:
 
 # %% ../../nbs/10_book/01_site.ipynb #e1d42c97
 def json_or_empty(path: Path) -> dict:
-    "A JSON file, {} where there is none."
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
+    "A record of a run, {} where there is none or a damaged one."
+    return read_record(path)[0]
 
 # %% ../../nbs/10_book/01_site.ipynb #da36f2c3
 STATE_LABELS = dict(done='done', failed='failed', skipped='skipped', earlier='earlier result', missing='not run')
@@ -187,9 +188,10 @@ def _state(e, needs: dict) -> tuple:  # state, why
     if failed := json_or_empty(e.folder / 'failed.json'):
         return 'failed', failed['reasons'][0]
     cause = _root_cause(needs)
-    if e.receipt.exists():
+    wrong = damage(e)
+    if e.receipt.exists() and not wrong:
         return ('done', '') if not cause and done(e) else ('earlier', cause)
-    return ('skipped', cause) if cause else ('missing', '')
+    return ('skipped', cause) if cause else ('missing', wrong)
 
 # %% ../../nbs/10_book/01_site.ipynb #6b025812
 def experiment_states(found: dict) -> dict:  # name -> (state, why)
@@ -211,7 +213,7 @@ def state_sentence(state: str, why: str) -> str:
         done='',
         failed=f'failed: {why}',
         skipped=f'skipped, because it needs {why}, which has no result',
-        missing='not run yet',
+        missing=f'to be run again, since {why}' if why else 'not run yet',
         earlier=f'an earlier result: {earlier}',
     )[state]
 
@@ -238,6 +240,7 @@ def run_line(e, state: tuple, nb: dict) -> str:
         seconds=made.get('seconds'),
         created=made.get('created', ''),
         warnings=warnings_of(nb),
+        again=made.get('again', ''),
         headline=read_headline(e),
         links=[(text, f'{up}runs/{e.name}/{file}') for text, file in RUN_FILES if (e.folder / file).exists()],
         traceback=json_or_empty(e.folder / 'failed.json').get('traceback', []),
@@ -723,7 +726,7 @@ def _reading_paths(names: list) -> str:
 def front_page(profile: str, found: dict, states: dict, names: list, src: Path, wall: float = 0) -> str:  # Markdown
     "The first page of the book; its figures are written below `src`/extra."
     words = {n: state for n, (state, _) in states.items()}
-    receipts = [json_or_empty(e.receipt) for e in found.values() if e.receipt.exists()]
+    receipts = [r for e in found.values() if (r := json_or_empty(e.receipt))]
     counts = map_counts(words, profile)
     matrix, findings = method_matrix(results(found, states)), _findings(found, states, src / 'extra' / 'figures')
     note = 'Percent, mean over seeds. Compare within a column; “page” links to a comparison with other queries.'
@@ -791,14 +794,28 @@ def build_html(src: Path, out: Path) -> str:  # warnings
     build = out.with_name('.build')
     shutil.rmtree(build, ignore_errors=True)
     options = ['-b', 'html', '-q', '-j', 'auto', '-d', build / 'trees']
-    command = [sys.executable, '-m', 'sphinx', *options, src, build / 'html']
-    ran = subprocess.run(command, capture_output=True, text=True)
-    if ran.returncode:
-        raise RuntimeError(f'Sphinx failed on {src} with exit code {ran.returncode}:\n{ran.stderr[-2000:]}')
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with running_module('sphinx', *options, src, build / 'html', **pipes) as sphinx:
+        _, said = sphinx.communicate()
+        if sphinx.returncode:
+            raise RuntimeError(f'Sphinx failed on {src} with exit code {sphinx.returncode}:\n{said[-2000:]}')
     shutil.rmtree(out, ignore_errors=True)
-    (build / 'html').rename(out)
+    replace_synced(build / 'html', out)
     shutil.rmtree(build)
-    return ran.stderr
+    return said
+
+
+def _stamp(path: Path) -> str:
+    "The text of a stamp; '' where there is none, and something that no stamp says for a damaged one."
+    return path.read_text(encoding='utf-8', errors='replace') if path.is_file() else ''
+
+
+def _seconds(stamp: str) -> float:
+    "The seconds that a stamp says; 0 for a damaged one."
+    try:
+        return float(stamp) if math.isfinite(float(stamp)) else 0.0
+    except ValueError:
+        return 0.0
 
 
 def _wall_time(folder: Path, found: dict, started: float) -> float:
@@ -806,27 +823,36 @@ def _wall_time(folder: Path, found: dict, started: float) -> float:
     path = folder / '.wall'
     if started and any(e.receipt.exists() and e.receipt.stat().st_mtime > started for e in found.values()):
         path.write_text(f'{time.time() - started:.0f}')
-    return float(path.read_text()) if path.exists() else 0.0
+    return _seconds(_stamp(path))
 
 # %% ../../nbs/10_book/01_site.ipynb #cbf52e5a
+def _update_pages(profile: str, found: dict, states: dict, started: float):
+    "Write the results table, and the pages if anything in them has changed."
+    folder = project_root() / 'reports' / profile
+    folder.mkdir(parents=True, exist_ok=True)
+    src, stamp, index = folder / '.site', folder / '.site.stamp', folder / 'html' / 'index.html'
+    results(found, states).to_parquet(folder / 'results.parquet', index=False)
+    _write_sources(profile, found, states, _wall_time(folder, found, started), src)
+    if index.exists() and _stamp(stamp) == fingerprint(src):
+        return
+    warnings = build_html(src, folder / 'html')
+    (folder / 'site.log').write_text(warnings, encoding='utf-8')
+    stamp.write_text(fingerprint(src))
+    if warnings:
+        print(f'{warnings.count("WARNING")} warnings from Sphinx, see {folder / "site.log"}')
+
+
 def site(
     profile: str,
     data: str = '',
     started: float = 0,  # when the making of the book began
 ) -> bool:
-    "Bring results table and pages up to date; True if every experiment has its result."
+    """Bring results table and pages up to date; True if every experiment has its result.
+    RuntimeError if Sphinx fails; StorageFault for a full or read-only disk."""
     found, folder = experiments(profile, data), project_root() / 'reports' / profile
-    states, src, stamp = experiment_states(found), folder / '.site', folder / '.site.stamp'
-    folder.mkdir(parents=True, exist_ok=True)
-    results(found, states).to_parquet(folder / 'results.parquet', index=False)
-    _write_sources(profile, found, states, _wall_time(folder, found, started), src)
-    index, built = folder / 'html' / 'index.html', stamp.read_text() if stamp.exists() else ''
-    if not index.exists() or built != fingerprint(src):
-        warnings = build_html(src, folder / 'html')
-        (folder / 'site.log').write_text(warnings, encoding='utf-8')
-        stamp.write_text(fingerprint(src))
-        if warnings:
-            print(f'{warnings.count("WARNING")} warnings from Sphinx, see {folder / "site.log"}')
+    states = experiment_states(found)
+    with storage_faults_named(f'writing the pages of {profile}', folder):
+        _update_pages(profile, found, states, started)
     good = sum(state == 'done' for state, _ in states.values())
-    print(f'{good} of {len(found)} experiments have a result. The book: {index}')
+    print(f'{good} of {len(found)} experiments have a result. The book: {folder / "html" / "index.html"}')
     return good == len(found)

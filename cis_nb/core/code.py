@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'places_of', 'names_asked', 'module_file', 'module_facts',
-           'import_closure', 'named_closure', 'package_files', 'check_unchanged', 'code_version', 'path_hash',
-           'held_state', 'loader_version']
+           'import_closure', 'named_closure', 'package_files', 'library_version', 'check_unchanged', 'code_version',
+           'path_hash', 'held_state', 'loader_version']
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
 import ast
@@ -311,6 +311,13 @@ def _named_by(function) -> dict:  # name -> value
 # %% ../../nbs/00a_core/00_code.ipynb #fc5ed41d
 _sources = {f: (_stamp(f), f.read_text(encoding='utf-8')) for f in _HERE.rglob('*.py')}  # as this process has met them
 _modules = {'.'.join([PACKAGE, *f.relative_to(_HERE).with_suffix('').parts]): f for f in _sources}
+
+
+@lru_cache(maxsize=1)
+def library_version() -> str:
+    "16 hex digits of the source of the whole library, comments included, as this process has met it."
+    texts = ''.join(source for _, (_, source) in sorted(_sources.items()))
+    return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
 def _is_changed(file: Path) -> bool:

@@ -12,6 +12,7 @@ import re
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,14 +22,34 @@ from IPython import get_ipython
 from IPython.display import HTML
 from tqdm import tqdm
 
-from .store import _now, _write_json, fingerprint, machine, store_root, versions
+from cis_nb.core.store import (
+    _now,
+    _write_json,
+    fingerprint,
+    machine,
+    replace_synced,
+    storage_faults_named,
+    store_root,
+    versions,
+)
 
 # %% ../../nbs/00a_core/04_report.ipynb #37c2bd12
-@lru_cache(maxsize=None)
-def _progress_file(report: str):
-    "The open `progress.txt` of a report."
-    Path(report).mkdir(parents=True, exist_ok=True)
-    return open(Path(report) / 'progress.txt', 'a', encoding='utf-8')
+class _ProgressFile:
+    "The `progress.txt` of a report; a full disk does not stop what it tells about."
+
+    def __init__(self, report: str):
+        Path(report).mkdir(parents=True, exist_ok=True)
+        self.file = open(Path(report) / 'progress.txt', 'ab', buffering=0)
+
+    def write(self, text: str):
+        with suppress(OSError):
+            self.file.write(text.encode('utf-8', 'backslashreplace'))
+
+    def flush(self):
+        "Nothing is held back."
+
+
+_progress_file = lru_cache(maxsize=None)(_ProgressFile)
 
 
 def progress(iterable=None, desc: str = '', unit: str = 'it', total: int = None) -> tqdm:
@@ -172,6 +193,16 @@ def show_text(text: str) -> HTML:
     return HTML(f'<p>{html.escape(text)}</p>')
 
 # %% ../../nbs/00a_core/04_report.ipynb #94176487
+def _write_receipt(folder: Path, receipt: dict, results):
+    "Write results and receipt of an experiment into its report."
+    folder.mkdir(parents=True, exist_ok=True)
+    if results is not None:
+        profile = os.environ.get('CIS_PROFILE', '')
+        results.assign(profile=profile).to_parquet(folder / 'results.parquet', index=False)
+    _write_json(folder / 'receipt.json.new', receipt)
+    replace_synced(folder / 'receipt.json.new', folder / 'receipt.json')
+
+
 def finish(
     params: dict,
     headline: str,  # what was found, in one sentence
@@ -187,11 +218,6 @@ def finish(
     "End an experiment: write its receipt where the book asks for it ($CIS_REPORT), and show it."
     receipt = _receipt(params, headline, results, runs, counts, protocol, seed, backbone, evidence, comparisons)
     if folder := os.environ.get('CIS_REPORT'):
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if results is not None:
-            profile = os.environ.get('CIS_PROFILE', '')
-            results.assign(profile=profile).to_parquet(folder / 'results.parquet', index=False)
-        _write_json(folder / 'receipt.json.new', receipt)
-        os.replace(folder / 'receipt.json.new', folder / 'receipt.json')
+        with storage_faults_named('writing the receipt', Path(folder)):
+            _write_receipt(Path(folder), receipt, results)
     return _receipt_html(receipt)

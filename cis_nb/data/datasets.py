@@ -9,7 +9,7 @@ __all__ = ['captions_root', 'captions_key', 'data_name', 'data_title', 'language
 # %% ../../nbs/00b_data/05_datasets.ipynb #e064b2d8
 from pathlib import Path
 from ..core.store import fingerprint
-from .image_folders import signature
+from .image_folders import folder_key
 from .packed import CaptionedImages
 from .roots import WORLD, data_root, is_world
 from ..world.captions import WorldPairs
@@ -31,8 +31,8 @@ def captions_root(
 
 
 def captions_key(name, root) -> str:
-    "Key of the folder `captions_root(name)`: the run that drew the world, else names, sizes and times of files."
-    return fingerprint(Path(root).parent) if is_world(name) else signature(root)
+    "Key of the folder `captions_root(name)`: the run that drew the world, else names and contents of files."
+    return fingerprint(Path(root).parent) if is_world(name) else folder_key(root)
 
 
 def data_name(name, root) -> str:

@@ -19,8 +19,8 @@ from PIL import Image
 from ..core.report import progress
 from ..core.code import loader_version
 from ..core.store import fingerprint, stored
-from .image_folders import IMAGE_SUFFIXES, Place, is_image
-from .packed import center_square, open_image, packed_folder
+from .image_folders import IMAGE_SUFFIXES, Place, contents_key, is_image
+from .packed import center_square, open_image, packed_folder, packed_table
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #702a10c1
 def _write_squares(folder: Path, ids: list, load: Callable, size: int, name: str):
@@ -75,7 +75,7 @@ def folder_squares(root, size: int) -> tuple:
 def whole_images(root, size: int) -> ImageSource:
     "The images of `folder_images` as they are in their files, not cut to squares."
     folder = packed_folder(root, size)
-    table = pd.read_parquet(folder / 'images.parquet', columns=['key', *Place._fields]).set_index('key')
+    table = packed_table(folder, root).set_index('key')[list(Place._fields)]
     key = json.loads((folder / 'about.json').read_text())['key']
 
     def load(name):
@@ -102,8 +102,7 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
         with Image.open(paths.get(i) or missing(i)) as im:
             return im.convert('RGB')
 
-    stats = sorted((i, p.stat().st_size, p.stat().st_mtime_ns) for i, p in paths.items())
-    return ImageSource(list(ids), load, fingerprint([name, stats]), name)
+    return ImageSource(list(ids), load, fingerprint([name, contents_key(paths)]), name)
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #c41f0a02
 def image_folder(root) -> ImageSource:

@@ -19,7 +19,6 @@ __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'DATA', 'TESTED', 'TESTING_PA
            'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, sample_noise
 from ..retrieval.metrics import ranks
 from ..retrieval.statistics import bootstrap_ci, families_of
-from ..core.experiment_files import defaults, notebooks, read_notebook, receipt_path
+from ..core.experiment_files import defaults, notebooks, read_notebook, read_record, receipt_path
 from ..core.parameters import checked
 from ..core.plotting import color, forest, page
 from ..core.report import show_table
@@ -579,9 +578,9 @@ def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id,
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #eaa70291
 def sibling_receipt(experiment: str) -> dict:  # None if there is none
-    "The receipt of another experiment of the same book."
+    "The receipt of another experiment of the same book; a damaged one is none."
     path = receipt_path(experiment)
-    return json.loads(path.read_text(encoding='utf-8')) if path and path.exists() else None
+    return path and read_record(path)[0] or None
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #361feb90
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from ..core.plotting import color, page, show_grid
 from ..core.store import manifest
 from ..data.datasets import captions_root, data_name
 from ..data.image_folders import Place
-from ..data.packed import CaptionedImages, evaluation_images, open_image
+from ..data.packed import CaptionedImages, evaluation_images, open_image, packed_table
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..retrieval.search import SearchIndex, build_index, l2_normalize_array, search_speed
 from ..retrieval.statistics import bootstrap_ci, paired_bootstrap
@@ -72,7 +72,7 @@ def captioned_photos(data: str, world_images: int, size: int) -> CaptionedPhotos
     "The folder `data`, or `world_images` scenes of the drawn world; packed as squares of `size` pixels on first use."
     root = captions_root(data, world_images)
     held_out = evaluation_images(root, size)
-    table = pd.read_parquet(held_out.folder / 'images.parquet').set_index('key')
+    table = packed_table(held_out.folder, root).set_index('key')
     return CaptionedPhotos(data_name(data, root), root, held_out, table)
 
 # %% ../../nbs/05b_experiments/09_photos.ipynb #7df8a89f

@@ -34,7 +34,7 @@ from ..backbones.loading import load_backbone
 from ..benchmarks.genecis import TASK_GROUPS
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
-from ..core.store import fresh_processes
+from ..core.store import end_with_parent, fresh_processes
 from ..data.datasets import captions_root, captions_title, language_tools
 from ..data.roots import WORLD, find_data
 from .genecis import share_images
@@ -174,6 +174,7 @@ def draw_images(kind: str, n: int, seed: int):
 
 def draw_repeatedly(kind: str, n: int, seed: int, repeats: int, gate):
     "Work of one process: draw once untimed, then `repeats` times between two waits for all others."
+    end_with_parent()
     torch.set_num_threads(1)
     draw_images(kind, n, seed)
     for _ in range(repeats):

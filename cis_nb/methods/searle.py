@@ -11,7 +11,6 @@ __all__ = ['SEARLE_SCHEME', 'TEMPLATES', 'VOCABULARIES', 'GRAMMARS', 'TARGET_PAD
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #99caf695
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..benchmarks.cirr import load_cirr
 from ..data.roots import WORLD, cirr_root, data_root
 from ..core.plotting import show_grid
 from ..core.report import progress
-from ..core.store import stored
+from ..core.store import replace_synced, stored
 from ..backbones.clip import no_placeholder
 from ..backbones.features import l2_normalize
 from ..backbones.features import fill_blocks, precision, text_features
@@ -243,7 +242,7 @@ def write_phrases(folder: Path, names, write, portion: int = 64):
             (folder / 'writing').write_text(
                 json.dumps({c: write(i, c) for i, c in enumerate(names[at : at + portion], at)}), encoding='utf-8'
             )
-            os.replace(folder / 'writing', part)
+            replace_synced(folder / 'writing', part)
         written |= json.loads(part.read_text(encoding='utf-8'))
     good = {c: ps for c, ps in written.items() if all('$' in insert_placeholder(p, c) for p in ps)}
     if not good:

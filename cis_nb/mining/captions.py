@@ -37,7 +37,7 @@ import spacy
 import cis_nb
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, fresh_pool, machine, stored
+from ..core.store import fingerprint, fresh_pool, machine, replace_synced, stored
 from ..data.image_folders import Skipped, clean_caption, read_photos
 from ..data.roots import data_root
 from .parsers import find_parser, load_parser, open_parser, open_pipeline, parser_name
@@ -496,7 +496,7 @@ def _write_atomically(path, data: bytes):
     "Write a file that appears whole or not at all."
     part = Path(f'{path}.part')
     part.write_bytes(data)
-    os.replace(part, path)
+    replace_synced(part, path)
 
 
 def _parquet_bytes(table: pd.DataFrame) -> bytes:

@@ -35,7 +35,7 @@ import torch
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, text_of_ids, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, fresh_pool, machine, stored
+from ..core.store import fingerprint, fresh_pool, machine, replace_synced, stored
 from ..data.datasets import captions_key, captions_root
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD
@@ -282,7 +282,7 @@ def _marked(job: Portion):
         arrays = _arrays(job, nlp, texts)
     with open(f'{job.path}.part', 'wb') as f:
         np.savez(f, **arrays, about=json.dumps(dict(lines=len(job.lines), captions=len(texts), left=left)))
-    os.replace(f'{job.path}.part', job.path)
+    replace_synced(f'{job.path}.part', job.path)
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #c5c33e31
 def _part(path, name: str):
@@ -385,7 +385,7 @@ def _mark_all(folder: Path, sources, again, portion: int, processes, how, about:
     for name, ends in (('marks', 'sizes'), ('literal', 'literal_sizes')):
         _join(folder, parts, name, ends)
     (folder / 'corpus.json.part').write_text(json.dumps(dict(about, captions=captions, left=left)))
-    os.replace(folder / 'corpus.json.part', folder / 'corpus.json')
+    replace_synced(folder / 'corpus.json.part', folder / 'corpus.json')
 
 
 def _clear(folder: Path):

@@ -14,7 +14,6 @@ __all__ = ['MASK_SIDE', 'PLACE_TERMS', 'DOMAIN_TERMS', 'DRAWABLE_TERMS', 'PAIR_F
 # %% ../../nbs/03_mining/06_triplet_images.ipynb #16474b0f
 import hashlib
 import json
-import os
 import random
 import re
 from collections import Counter
@@ -37,8 +36,8 @@ from ..backbones.clip import weights_hash
 from ..backbones.features import TextMemory, l2_normalize
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress
-from ..core.store import fingerprint, stored
-from ..data.image_folders import Place, Skipped, tar_members
+from ..core.store import fingerprint, replace_synced, stored
+from ..data.image_folders import Place, Skipped, contents_key, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.roots import WORLD, find_data
@@ -690,17 +689,14 @@ class ShardJob:
     def write(self, path: Path, triplets: list, start: int) -> dict:
         "Write the shard of some caption triplets, the first at position `start`; its line of the manifest."
         part, dropped, count, texts = path.with_suffix('.part'), Counter(), 0, TextMemory(self.backbone)
-        with open(part, 'wb') as file:
-            with TarWriter(file, **NO_OWNER) as tar:
-                for at in range(0, len(triplets), self.batch):
-                    some = triplets[at : at + self.batch]
-                    made = scored_pairs(some, self.generator, self.backbone, self.seed, start + at, self.batch, texts)
-                    dropped += made.failed
-                    count += self._write_kept(tar, made, dropped)
-            file.flush()
-            os.fsync(file.fileno())
+        with open(part, 'wb') as file, TarWriter(file, **NO_OWNER) as tar:
+            for at in range(0, len(triplets), self.batch):
+                some = triplets[at : at + self.batch]
+                made = scored_pairs(some, self.generator, self.backbone, self.seed, start + at, self.batch, texts)
+                dropped += made.failed
+                count += self._write_kept(tar, made, dropped)
         size, digest = part.stat().st_size, _sha256(part)
-        os.replace(part, path)
+        replace_synced(part, path)
         stop, inputs = start + len(triplets), fingerprint([vars(t) for t in triplets])
         about = dict(name=path.name, start=start, stop=stop, inputs=inputs, count=count, dropped=dict(dropped))
         return dict(about, bytes=size, sha256=digest)
@@ -741,11 +737,8 @@ def read_shard_manifest(folder) -> dict:
 
 def _write_manifest(folder: Path, manifest: dict):
     part = folder / 'manifest.json.part'
-    with open(part, 'w', encoding='utf-8') as f:
-        json.dump(manifest, f, indent=1, sort_keys=True)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(part, folder / 'manifest.json')
+    part.write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding='utf-8')
+    replace_synced(part, folder / 'manifest.json')
 
 
 def _begun(folder: Path, job: ShardJob, triplets: list) -> dict:
@@ -888,13 +881,13 @@ class TripletShards:
         one_of('damaged', damaged, ('error', 'skip'))
         self.folder, manifest = Path(folder), read_shard_manifest(folder)
         paths = [self.folder / line['name'] for line in manifest['shards']]
-        stats = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] if p.exists() else [p.name] for p in paths]
+        key = contents_key({p.name: p for p in paths if p.exists()})
         index = stored(
             'triplets',
             self.folder.name,
             {},
             lambda to: _write_index(to, self.folder, manifest),
-            inputs=[fingerprint([manifest, stats])],
+            inputs=[fingerprint([manifest, key])],
         )
         self.skipped = Skipped(json.loads((index / 'skipped.json').read_text(encoding='utf-8')))
         if self.skipped and damaged == 'error':

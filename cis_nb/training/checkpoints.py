@@ -6,11 +6,12 @@
 __all__ = ['weights', 'load_weights', 'write_atomic', 'save_checkpoint', 'last_checkpoint', 'load_checkpoint']
 
 # %% ../../nbs/05a_training/03_checkpoints.ipynb #4ac0a003
-import os
 import shutil
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
+
+from ..core.store import replace_synced
 
 # %% ../../nbs/05a_training/03_checkpoints.ipynb #b706e699
 def weights(
@@ -42,10 +43,7 @@ def write_atomic(
     tmp = path.with_name('.tmp-' + path.name)
     shutil.rmtree(tmp) if tmp.is_dir() else tmp.unlink(missing_ok=True)
     write(tmp)
-    for file in tmp.rglob('*') if tmp.is_dir() else [tmp]:
-        with open(file, 'rb') as handle:
-            os.fsync(handle.fileno())
-    os.replace(tmp, path)
+    replace_synced(tmp, path)
 
 # %% ../../nbs/05a_training/03_checkpoints.ipynb #4591af8e
 def save_checkpoint(

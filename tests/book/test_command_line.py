@@ -1,9 +1,16 @@
 "The command line without running anything: what it refuses, and its exit codes."
 
+import json
+import os
+import shutil
+import subprocess
+
 import pytest
 from filelock import FileLock
-from cis_nb.book import command_line
+from projects import ROOT
+from cis_nb.book import command_line, processes
 from cis_nb.book.command_line import main
+from cis_nb.core.store import stored, unfinished_work
 
 
 @pytest.fixture
@@ -29,11 +36,14 @@ def test_what_is_not_there_is_refused_with_what_is(small, words, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_two_processes_do_not_make_one_profile_at_a_time(small, capsys):
+def test_two_processes_do_not_make_one_profile_at_a_time(small, capsys, monkeypatch):
+    monkeypatch.setattr(processes, 'PATIENCE', 0.2)
     (folder := small.home / 'reports' / 'quick').mkdir(parents=True)
     with FileLock(folder / '.lock'):
         assert main(['make', 'quick']) == 2
-    assert 'is locked: another process is making this profile' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert 'is locked: another process is making this profile' in said
+    assert 'waiting: ' in said
 
 
 @pytest.mark.parametrize('words', [[], ['print'], ['make', 'quick', '--cores', 'two']])
@@ -48,3 +58,89 @@ def test_unknown_options_go_to_snakemake_and_failure_is_exit_code_one(small, mon
     monkeypatch.setattr(command_line, 'make', lambda *given: seen.append(given) or len(seen) < 2)
     assert [main(['make', 'full', '--data', 'd', '--cores', '2', '--forceall']) for _ in range(2)] == [0, 1]
     assert seen[0] == ('full', 'd', 2, ['--forceall'])
+
+
+NAMES = r"""
+photos|two words|it's|"quoted"|both ' and "|Größe|写真|007|1e3|null|true|a: b|[1, 2]|{braces}|{wildcards.name}
+back\slash|$HOME|$(touch hit)|`touch hit`|a;touch hit|a&b|#hash|a#b|%d|*|~|-x|--forceall|a=b|!x|'|trailing
+""".strip().replace('\n', '|').split('|')  # fmt: skip
+NAMES += ['trailing ', ' blanks ', 'tab\t', 'two\nlines', 'a|b', '$$', '$(shell touch hit)']
+
+
+@pytest.fixture
+def typed(tmp_path):
+    "What a name becomes that is given to make: as its argument, or as a variable of the environment."
+    (tmp_path / 'bin').mkdir()
+    probe = 'import json, sys; print(json.dumps(sys.argv[1:]))'
+    (tmp_path / 'bin' / 'python').write_text(f"#!/bin/sh\nshift 2\nexec python3 -c '{probe}' \"$@\"\n")
+    (tmp_path / 'bin' / 'python').chmod(0o755)
+    for name in ('settings.ini', 'setup.py', 'pyproject.toml', 'constraints.txt', '.ready'):
+        (tmp_path / name).touch()
+
+    def ask(*words, **environment):
+        command = ['make', '-C', tmp_path, '-f', ROOT / 'Makefile', '-s', '--no-print-directory', 'book']
+        command += [f'VENV={tmp_path}', *words]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / 'hit').exists()
+        return command_line._parser().parse_known_args(json.loads(done.stdout))
+
+    return ask
+
+
+@pytest.mark.skipif(not shutil.which('make'), reason='needs make')
+@pytest.mark.parametrize('name', NAMES)
+def test_data_and_profile_arrive_as_typed(typed, name):
+    given, more = typed(DATA=name, PROFILE=name)
+    assert (given.command, more, given.data, given.profile) == ('make', [], name, name)
+    given, more = typed(f'DATA={name}', f'PROFILE={name}')  # here make itself drops blanks in front of a value
+    assert (given.command, more, given.data, given.profile) == ('make', [], name.lstrip(), name.lstrip())
+
+
+@pytest.mark.parametrize('profile', ['', '.', '..', '../params/quick', 'quick/.', 'quick/01_folder', '*', 'a b', '-x'])
+def test_a_profile_is_the_name_of_one_folder(small, profile, capsys):
+    (small.home / 'params/quick/01_folder').mkdir()
+    assert main(['--', 'make', profile]) == 2
+    assert 'profiles: full, quick' in capsys.readouterr().err
+
+
+def test_data_that_cannot_be_written_as_text_are_refused(small, capsys):
+    assert main(['make', 'quick', '--data', os.fsdecode(b'caf\xe9')]) == 2
+    assert "data 'caf\\udce9': the name is not UTF-8; rename the folder" in capsys.readouterr().err
+
+
+def begun(variant: str):
+    "Unfinished work in the store."
+
+    def build(folder):
+        (folder / 'half').write_text('x' * 1000)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stored('run', variant, {}, build, resume=True)
+
+
+def test_unfinished_work_of_other_code_is_listed_before_it_is_deleted(small, capsys):
+    begun('new')
+    begun('old')
+    (old,) = [r['folder'] for r in unfinished_work() if r['variant'] == 'old']
+    record = old.with_name(old.name.replace('.partial', '.record') + '.json')
+    record.write_text(json.dumps(json.loads(record.read_text()) | dict(library='another')))
+    assert main(['clean-store']) == 0
+    said = capsys.readouterr().out
+    assert '2 unfinished, 1 of them left by other code' in said and 'nothing deleted' in said and old.exists()
+    assert main(['clean-store', '--yes']) == 0
+    assert '1 deleted' in capsys.readouterr().out
+    assert [r['variant'] for r in unfinished_work()] == ['new'] and not record.exists()
+
+
+def test_an_error_of_the_system_is_one_line(small, monkeypatch, capsys):
+    def full(*given):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(command_line, 'site', full)
+    monkeypatch.setattr(command_line, '_run_graph', lambda *given: 0)
+    assert main(['make', 'quick']) == 2
+    said = capsys.readouterr().err
+    assert said.startswith('The book cannot be made. ') and 'disk full while making quick' in said
+    assert 'CIS_STORE' in said and 'TMPDIR' in said

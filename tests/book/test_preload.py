@@ -193,7 +193,7 @@ def test_a_signal_before_the_process_runs_is_not_lost(monkeypatch):
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     read, write = os.pipe()
     monkeypatch.setattr(sys, 'stdin', os.fdopen(read))
-    monkeypatch.setattr(preload, '_become', lambda request, files: time.sleep(600))
+    monkeypatch.setattr(preload, '_become', lambda *given: time.sleep(600))
     server = preload.Server(listener)
     monkeypatch.setattr(preload.Server, '_watch', lambda self, child, connection: started.append(child))
     monkeypatch.setattr(server, 'listener', SimpleNamespace(accept=lambda: (own, '')))

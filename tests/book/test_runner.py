@@ -7,9 +7,11 @@ import signal
 import time
 import pandas as pd
 import pytest
+from process_trees import wait_for
 from projects import ROOT, Project
 from cis_nb import api
 from cis_nb.book import runner as book
+from cis_nb.book import site
 from cis_nb.book.command_line import main
 from cis_nb.core import code
 from cis_nb.core.experiment_files import experiments, read_notebook
@@ -173,8 +175,11 @@ def test_a_module_that_only_a_need_imports_is_a_dependence_of_what_reads_its_res
 def test_a_result_made_from_older_inputs_is_another_one_to_what_reads_it(chain):
     "A page may be run alone before what it needs is up to date."
     before = inputs()
-    for name, made in (('receipt.json', {}), ('run.json', dict(inputs=dict(notebook='older')))):
-        chain.write(f'reports/quick/01_imports_show/{name}', json.dumps(made))
+    receipt = dict.fromkeys(('params', 'counts', 'versions', 'machine'), {}) | dict(runs=[])
+    receipt |= dict.fromkeys(('experiment', 'headline', 'created'), '')
+    made = dict(inputs=dict(notebook='older'), seconds=1, created='')
+    for name, record in (('receipt.json', receipt), ('run.json', made)):
+        chain.write(f'reports/quick/01_imports_show/{name}', json.dumps(record))
     assert changed(before) == {'02_honest'}
 
 
@@ -285,11 +290,76 @@ def test_data_come_from_the_world_or_from_the_reader(graph):
     def said():
         return json.loads((graph.report('07_folder/with_data') / 'receipt.json').read_text())['headline']
 
+    odd = ' 007 \'q\' "d" ü写 {n} {wildcards.name} $HOME $(touch hit) `touch hit` \\n a: b\n1e3;# '
     assert said() == 'data from world'
-    rc, _ = graph.book('make', 'quick', '--cores', '2', '--data', 'my photos')
-    assert said() == 'data from my photos'
+    rc, told = graph.book('make', 'quick', '--cores', '2', '--data', odd)
+    assert said() == f'data from {odd}', told
+    assert not (graph.home / 'hit').exists()
     graph.book('make', 'quick', '--cores', '2')
     assert said() == 'data from world'
+
+
+@pytest.mark.e2e
+def test_an_error_of_snakemake_reaches_the_reader(project):
+    project.chapter('01_honest')
+    project.write('Snakefile', 'rule broken\n')
+    rc, said = project.book()
+    assert rc == 2 and 'Snakemake ended with exit code 1 and without 01_honest' in said, said
+    assert 'SyntaxError' in said and 'snakemake.log' in said
+    rc, said = project.book('make', 'quick', '--no-such-option')
+    assert rc == 2 and 'Snakemake ended with exit code 2' in said and 'unrecognized arguments: --no-such-option' in said
+
+
+DAMAGE = {
+    'empty': b'',
+    'cut': b'{"reasons": ["x", "par',
+    'foreign': b'{"a": 1}',
+    'list': b'[1]',
+    'binary': b'\xff\xfe\0',
+}
+
+
+@pytest.mark.e2e
+def test_a_damaged_record_is_no_result_and_the_page_says_why(project):
+    project.chapter('01_honest')
+    rc, said = project.book()
+    e = experiments('quick')['01_honest']
+    assert rc == 0 and book.done(e) and book.damage(e) == '', said
+    good = {name: (e.folder / name).read_bytes() for name in ('run.json', 'receipt.json')}
+    for name in (*good, 'failed.json'):
+        for kind, content in DAMAGE.items():
+            (e.folder / name).write_bytes(content)
+            assert not book.done(e) and f'{name} is damaged' in book.damage(e), (name, kind)
+            assert site.experiment_states({e.name: e}) == {e.name: ('missing', book.damage(e))}
+            (e.folder / name).write_bytes(good[name]) if name in good else (e.folder / name).unlink()
+    assert book.done(e)
+    (e.folder / 'receipt.json').write_bytes(b'')
+    for stamp in ('.wall', '.site.stamp', '.seconds.json', 'html/index.html'):
+        (e.folder.parent / stamp).write_bytes(b'\xff\xfe\0')
+    rc, said = project.book()
+    assert rc == 0 and '01_honest runs again, since receipt.json is damaged (empty)' in said, said
+    page = (e.folder.parent / 'html/01_honest.html').read_text()
+    assert 'run again, since receipt.json is damaged (empty)' in page
+    assert 'Honest' in (e.folder.parent / 'html/index.html').read_text()
+
+
+@pytest.mark.e2e
+def test_the_cause_of_a_failure_comes_first(project):
+    project.chapter('01_kernel_dies')
+    rc, said = project.book()
+    assert rc == 1 and '✗  01_kernel_dies  the run ended with DeadKernelError' in said, said
+    front = (project.home / 'reports/quick/html/index.html').read_text()
+    assert 'failed: the run ended with DeadKernelError' in front
+
+
+@pytest.mark.e2e
+def test_who_waits_for_an_experiment_is_told_so(project):
+    project.chapter('01_waits', 'n: 5\n')
+    first = project.start('run', 'quick', '01_waits')
+    wait_for(project.home / 'started', first)
+    rc, said = project.book('run', 'quick', '01_waits')
+    assert rc == 0 and 'waiting: another process is at work on the experiment 01_waits' in said, said
+    assert first.wait(30) == 0
 
 
 @pytest.mark.e2e

@@ -74,9 +74,14 @@ def test_other_data_replace_only_parameters_of_that_name(project):
 def test_an_experiment_of_the_book_that_has_not_run_is_named(project, monkeypatch):
     project.chapter('01_honest')
     monkeypatch.setenv('CIS_BOOK', str(project.home / 'reports' / 'quick'))
-    with pytest.raises(FileNotFoundError, match="experiment '01_honest': .*receipt.json is missing; run that"):
+    with pytest.raises(FileNotFoundError, match="'01_honest': .*receipt.json is missing; run the experiment"):
         parameters('01_honest')
     project.write('reports/quick/01_honest/receipt.json', '{"params": {"n": 9}}')
+    with pytest.raises(ValueError, match='receipt.json is damaged .no experiment, headline, runs'):
+        parameters('01_honest')
+    receipt = dict.fromkeys(('counts', 'versions', 'machine'), {}) | dict(params=dict(n=9), runs=[])
+    receipt |= dict.fromkeys(('experiment', 'headline', 'created'), '')
+    project.write('reports/quick/01_honest/receipt.json', json.dumps(receipt))
     assert parameters('01_honest') == dict(n=9)  # as it was run, not as the file says
 
 

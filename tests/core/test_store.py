@@ -156,15 +156,15 @@ def die_in(store, where):
     if where == 'after the manifest':
         core._write_json = whole
     if where == 'at the renaming':
-        os.rename = die
+        os.replace = die
     if where == 'after the renaming':
-        rename = os.rename
+        rename = os.replace
 
         def renamed(*a):
             rename(*a)
             die()
 
-        os.rename = renamed
+        os.replace = renamed
     ask(store, pause=0)
 
 
@@ -457,7 +457,7 @@ def test_no_module_starts_processes_as_copies_of_itself():
             if name in STARTERS:
                 starts.setdefault(file.stem, []).append(ast.unparse(node))
     assert starts.pop('store') == ["get_context('forkserver')"] + [
-        'ProcessPoolExecutor(workers, fresh_processes(*preload), _end_with_parent)'
+        'ProcessPoolExecutor(workers, fresh_processes(*preload), end_with_parent)'
     ]
     assert set(starts) == {'throughput'} and all(call.startswith('fresh.') for call in starts['throughput'])
 

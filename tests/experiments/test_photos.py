@@ -4,6 +4,7 @@ import json
 import pandas as pd
 import pytest
 from PIL import Image, ImageDraw
+from projects import receipt_of
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
 from cis_nb.core.store import project_root
 
@@ -74,7 +75,7 @@ def test_the_chapter_on_a_small_dirty_folder_with_the_run_of_another_experiment(
     run = stored('run', 'pretended', {}, lambda folder: save_backbone(load_backbone('tiny', 'none', 'cpu'), folder))
     other = tmp_path / 'reports' / 'photos' / '05_train.photos'
     other.mkdir(parents=True)
-    (other / 'receipt.json').write_text(json.dumps(dict(runs=[f'run/{run.name}'])))
+    (other / 'receipt.json').write_text(json.dumps(receipt_of(runs=[f'run/{run.name}'])))
     receipt, results, outputs = run_chapter(
         tmp_path, monkeypatch, data=str(small_folder(tmp_path / 'pictures')), weights=['05_train.photos', 'none']
     )
@@ -113,7 +114,7 @@ def test_a_run_is_named_by_its_experiment(tmp_path, monkeypatch):
         trained_weights('05_train.photos')
     other = tmp_path / 'photos' / '05_train.photos'
     other.mkdir(parents=True)
-    (other / 'receipt.json').write_text(json.dumps(dict(runs=['run/a', 'run/b'])))
+    (other / 'receipt.json').write_text(json.dumps(receipt_of(runs=['run/a', 'run/b'])))
     assert trained_weights('05_train.photos') == str(store_root() / 'run' / 'a')
 
 

@@ -24,6 +24,12 @@ def needs_data(*paths):
     return mark
 
 
+def receipt_of(**fields) -> dict:
+    "A receipt with all that a reader asks for, empty but for some fields."
+    texts, tables = ('experiment', 'headline', 'created'), ('params', 'counts', 'versions', 'machine')
+    return dict.fromkeys(texts, '') | dict.fromkeys(tables, {}) | dict(runs=[]) | fields
+
+
 class Project:
     "A copy of the library with a few notebooks of its own."
 
