@@ -50,6 +50,10 @@ def settings(given: dict, source: str = '') -> TrainingConfig:
         kind = pick_device(config.device).type
     except ValueError as e:
         raise ValueError(f'{source}: {e}' if source else str(e)) from None
+    units, what = (torch.cuda.device_count(), 'GPUs') if kind == 'cuda' else (os.cpu_count() or 1, 'cores')
+    if config.processes > max(1, units):
+        at = f'{source}: ' if source else ''
+        raise ValueError(f'{at}processes: {config.processes} is more than the {units} {what} of this machine')
     here = 'bfloat16' if kind == 'cuda' else 'float32'
     return config if config.dtype != 'auto' else config.model_copy(update=dict(dtype=here))
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONDITIONS', 'NEW_PARAMETERS', 'PUBLISHED_TEXT_WIDTH', 'tower_widths', 'CondViT', 'category_numbers',
            'check_condition', 'condition_token', 'block_inputs', 'conditional_vit', 'conditional_attention',
-           'GalleryTower', 'ViTShape', 'vit_shape', 'read_tensors', 'key_faults', 'checkpoint_names',
-           'checkpoint_condition', 'read_condvit', 'write_condvit']
+           'GalleryTower', 'ViTShape', 'vit_shape', 'key_faults', 'checkpoint_names', 'checkpoint_condition',
+           'read_condvit', 'write_condvit']
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #a5fea38a
 import copy
@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from open_clip.transformer import QuickGELU, VisionTransformer
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from .weights import read_tensors
 from .clip import ImageTower, attention_kernel, block_attention, weights_hash, weights_state
 from .features import Features, image_features
 from ..core.parameters import one_of
@@ -294,32 +294,6 @@ def vit_shape(shapes: dict, path) -> ViTShape:  # name -> shape
     return ViTShape(width, patch, side * patch, layers, D)
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #00ef0612
-def read_tensors(path, inside: str = '') -> tuple:  # name -> tensor, description
-    """The tensors of a .safetensors or .pt file, there perhaps in its entry `inside`, without the prefix `module.`;
-    ValueError for another file, FileNotFoundError for none."""
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: no such file; give the .safetensors or .pt file of the model')
-    about = {}
-    try:
-        if path.suffix == '.safetensors':
-            tensors = load_file(path)
-            with safe_open(path, 'pt') as f:
-                about = f.metadata() or {}
-        else:
-            tensors = torch.load(path, map_location='cpu', weights_only=True)
-    except Exception as e:
-        raise ValueError(
-            f'{path} cannot be read as tensors ({type(e).__name__}: {str(e)[:120]}): it is damaged, or a pickle of '
-            'more than tensors, which is not opened because it can run code; save its state_dict as safetensors'
-        ) from None
-    if inside and isinstance(tensors, dict):
-        tensors = tensors.get(inside, tensors)
-    if not isinstance(tensors, dict) or not all(torch.is_tensor(t) for t in tensors.values()):
-        raise ValueError(f'{path}: the file must hold tensors by name at its top level')
-    return {str(k).removeprefix('module.'): t for k, t in tensors.items()}, about
-
-
 def key_faults(found: dict, needed: dict) -> str:  # name -> shape
     "Missing, additional and wrongly shaped tensors in words; '' if there are none."
 

@@ -21,7 +21,8 @@ from timm.layers import apply_rot_embed
 from torch import nn
 from torch.nn import functional as F
 
-from .conditional_vit import key_faults, read_tensors
+from .conditional_vit import key_faults
+from .weights import read_tensors
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000009
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from cis_nb.backbones.weights import (
     build_model,
     build_text_model,
     check_activation,
+    check_floats,
     OWN_FILE,
     register_tiny,
     tiny_folder,
@@ -32,6 +33,8 @@ from ..core.parameters import pick_device
 def load_clip(name: str, pretrained='default', device='auto', dtype='float32', seed=0, golden=False) -> Backbone:
     "A CLIP by name, ready to encode; the parameters are those of `load_backbone`."
     w, path = weights_of(name), None if pretrained == 'none' else weights_file(name, pretrained)
+    if path:
+        check_floats(path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(w.config, str(path) if path else None).eval()

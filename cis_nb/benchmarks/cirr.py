@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['CIRR_SPLITS', 'CIRR_ANNOTATIONS', 'CIRR_IMAGES', 'CIRR_TASKS', 'CIRR_GALLERIES', 'CIRR_KS', 'CIRR_LENGTHS',
-           'CIRR_MAX_BYTES', 'relative_fault', 'Cirr', 'read_cirr', 'audit_cirr', 'cirr_image_paths', 'load_cirr',
-           'averages', 'CirrBenchmark', 'cirr_benchmark', 'CirrPlugin', 'check_cirr_submission',
-           'write_cirr_submission', 'score_cirr_submission', 'cirr_ranked_lists', 'CirrSubmission']
+           'CIRR_MAX_BYTES', 'relative_fault', 'CirrQuery', 'CirrPair', 'Cirr', 'read_cirr', 'audit_cirr',
+           'cirr_image_paths', 'load_cirr', 'averages', 'CirrBenchmark', 'cirr_benchmark', 'CirrPlugin',
+           'check_cirr_submission', 'write_cirr_submission', 'score_cirr_submission', 'cirr_ranked_lists',
+           'CirrSubmission']
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #0ff207b6
 import json
@@ -34,7 +35,7 @@ from cis_nb.retrieval.protocol import (
     result_row,
 )
 from ..retrieval.statistics import families_of
-from .genecis import read_json
+from ..core.documents import Document, parse_json, read_json, read_text
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d16d308a
 CIRR_SPLITS = ('train', 'val', 'test1')
@@ -62,34 +63,39 @@ def relative_fault(file) -> str:
 
 def _files(path) -> dict:  # name -> relative path
     "The images of a split file."
-    files = read_json(path)
-    if not isinstance(files, dict) or not files:
-        raise ValueError(
-            f'{path}: expected names with their files, not {type(files).__name__}' + ' without entries' * (files == {})
-        )
+    files = read_json(path, dict[str, str])
+    if not files:
+        raise ValueError(f'{path}: expected names with their files, not an object without entries')
     for name, file in files.items():
         if why := relative_fault(file):
             raise ValueError(f'{path}: {name!r} {why}')
     return files
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #2037d3de
+class _SetOfSix(Document):
+    members: list[str]
+
+
+class CirrQuery(Document):
+    "An entry whose target is secret."
+
+    pairid: int
+    reference: str
+    caption: str
+    img_set: _SetOfSix
+    target_soft: dict[str, float] = {}
+
+
+class CirrPair(CirrQuery):
+    "An entry with its target."
+
+    target_hard: str
+
+
 def _entry_fault(e, files, secret) -> str:
-    "What is wrong with an entry; empty if nothing."
-    if not isinstance(e, dict):
-        return f'is {type(e).__name__}, not an object'
-    for field, kind in dict(
-        pairid=int, reference=str, caption=str, img_set=dict, **({} if secret else dict(target_hard=str))
-    ).items():
-        if field not in e:
-            return f'has no {field!r}'
-        if type(e[field]) is not kind:
-            return f'{field} is {e[field]!r}, not {kind.__name__}'
-    members = e['img_set'].get('members')
-    if not (
-        isinstance(members, list)
-        and all(isinstance(m, str) for m in members)
-        and len(members) == len(set(members)) == 6
-    ):
+    "What is wrong with an entry beside the images of the split; empty if nothing."
+    members = e['img_set']['members']
+    if not len(members) == len(set(members)) == 6:
         return f'img_set.members must be six different names, not {members!r}'
     named = dict(reference=e['reference'], **({} if secret else dict(target_hard=e['target_hard'])))
     for field, name in (*named.items(), *(('img_set.members', m) for m in members)):
@@ -97,9 +103,6 @@ def _entry_fault(e, files, secret) -> str:
             return f'{field} {name!r} is not in the split file'
         if name not in members:
             return f'{field} {name!r} is not among img_set.members'
-    soft = e.get('target_soft', {})
-    if not (isinstance(soft, dict) and all(type(v) in (int, float) for v in soft.values())):
-        return f'target_soft must give a number for each name, not {soft!r}'
     return 'target_hard is the reference itself' if e['reference'] == e.get('target_hard') else ''
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #ef8b5e5f
@@ -118,10 +121,10 @@ def _secret_targets(path, entries, files) -> dict:
     "Targets that were written apart."
     if not path.exists():
         return {}
-    known = read_json(path)
+    known = read_json(path, dict[str, str])
     for e in entries:
-        t = known.get(str(e['pairid'])) if isinstance(known, dict) else None
-        if not isinstance(t, str) or t not in files or t == e['reference']:
+        t = known.get(str(e['pairid']))
+        if t not in files or t == e['reference']:
             raise ValueError(f'{path}: the target of pair {e["pairid"]} is {t!r}, not another image of the split')
     return {str(e['pairid']): known[str(e['pairid'])] for e in entries}
 
@@ -136,9 +139,10 @@ def read_cirr(root, split: str = 'val') -> Cirr:
         need_file(folder / p, **CIRR_ANNOTATIONS)
         for p in (f'captions/cap.rc2.{split}.json', f'image_splits/split.rc2.{split}.json')
     )
-    entries, files, seen, secret = read_json(path), _files(images), {}, split == 'test1'
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f'{path}: expected a list of entries, not {type(entries).__name__}')
+    files, seen, secret = _files(images), {}, split == 'test1'
+    entries = read_json(path, list[CirrQuery if secret else CirrPair])
+    if not entries:
+        raise ValueError(f'{path}: expected a list of entries, not an empty one')
     for i, e in enumerate(entries):
         if why := _entry_fault(e, files, secret):
             raise ValueError(f'{path}, entry {i}: {why}')
@@ -388,21 +392,12 @@ def _submission_fault(s, c: Cirr) -> str:
     return next((f'pair {p} {why}' for p, e in pairs.items() if (why := _list_fault(e, s[p], s['metric'], c))), '')
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #2e036b56
-def _once(items):
-    "An object whose keys occur once."
-    if twice := [k for k, n in Counter(k for k, _ in items).items() if n > 1]:
-        raise ValueError(f'pair {twice[0]} occurs twice; give each pair id one list of images')
-    return dict(items)
-
-
 def check_cirr_submission(path, c: Cirr) -> dict:
     "The content of a submission; raises ValueError for what the server would refuse."
-    if (size := Path(path).stat().st_size) >= CIRR_MAX_BYTES:
+    text = read_text(path)
+    if (size := len(text.encode())) >= CIRR_MAX_BYTES:
         raise ValueError(f'{path}: {size:,} bytes; the server takes less than {CIRR_MAX_BYTES:,}')
-    try:
-        s = json.loads(Path(path).read_text(encoding='utf-8'), object_pairs_hook=_once)
-    except ValueError as e:
-        raise ValueError(f'{path}: no submission: {e}') from None
+    s = parse_json(text, object, path, 'give each pair id one list of images')
     if why := _submission_fault(s, c):
         raise ValueError(f'{path}: {why}')
     return s

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['COCO_CAPTIONS', 'DIRECTIONS', 'KARPATHY', 'EXTENDED_TRUTHS', 'TRUTH_FILES', 'CAPTION_KS', 'TRUTH_METRICS',
-           'CAPTION_MEASURES', 'UNRANKED', 'COCO_IMAGES', 'CAPTION_FILES', 'CaptionSet', 'read_coco_captions',
-           'read_split_ids', 'GroundTruth', 'plain_ground_truth', 'read_ground_truth', 'audit_ground_truth',
-           'r_precision', 'map_at_r', 'expected_by_chance', 'ranks_from_features', 'check_rankings',
-           'ranks_from_rankings', 'rankings_from_features', 'split_folds', 'ground_truth_protocol', 'direction_queries',
-           'caption_rows', 'random_order_rows', 'captions_table', 'locate_images', 'restrict_to_images',
-           'caption_images', 'caption_features', 'evaluate_captions', 'evaluate_rankings', 'caption_task',
-           'captions_and_truths', 'captions_benchmark', 'CocoCaptionsPlugin']
+           'CAPTION_MEASURES', 'UNRANKED', 'COCO_IMAGES', 'CAPTION_FILES', 'CaptionSet', 'CocoCaptions',
+           'read_coco_captions', 'read_split_ids', 'GroundTruth', 'plain_ground_truth', 'read_ground_truth',
+           'audit_ground_truth', 'r_precision', 'map_at_r', 'expected_by_chance', 'ranks_from_features',
+           'check_rankings', 'ranks_from_rankings', 'rankings_from_features', 'split_folds', 'ground_truth_protocol',
+           'direction_queries', 'caption_rows', 'random_order_rows', 'captions_table', 'locate_images',
+           'restrict_to_images', 'caption_images', 'caption_features', 'evaluate_captions', 'evaluate_rankings',
+           'caption_task', 'captions_and_truths', 'captions_benchmark', 'CocoCaptionsPlugin']
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #1bfe2a8a
 import io
@@ -27,7 +27,7 @@ from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, Protocol, Task, pad_
 from ..retrieval.metrics import METRICS, Metric, map_at_k, measures, ranks, recall_at_k
 from .image_text import format_cell
 from ..retrieval.search import l2_normalize_array
-from .genecis import read_json
+from ..core.documents import Document, read_json
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource
 from ..data.roots import dataset_root, need_file, world_name
@@ -77,43 +77,45 @@ class CaptionSet:
         )
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #c936d9de
-def _entry_fault(e, kinds: dict) -> str:
-    "What is wrong with an entry; empty if nothing."
-    if not isinstance(e, dict):
-        return f'is {type(e).__name__}, not an object'
-    for field, kind in kinds.items():
-        if field not in e:
-            return f'has no {field!r}'
-        if type(e[field]) is not kind:
-            return f'{field} is {e[field]!r}, not {kind.__name__}'
-        if kind is str and not e[field].strip():
-            return f'{field} is empty'
-    return ''
+class _ListedImage(Document):
+    id: int
+    file_name: str
 
 
-def _entries(path, coco, field: str, **kinds) -> dict:  # id -> entry
-    "A list of the file by id; `ValueError` for a field that is missing or of another type, or an id used twice."
-    found = coco.get(field) if isinstance(coco, dict) else None
-    if not isinstance(found, list) or not found:
-        raise ValueError(
-            f'{path}: {field!r} must be a list with entries; a COCO captions file has '
-            '"images": [{"id", "file_name"}] and "annotations": [{"id", "image_id", "caption"}]'
-        )
-    out = {}
-    for n, e in enumerate(found):
-        if why := _entry_fault(e, kinds):
-            raise ValueError(f'{path}, {field}[{n}]: {why}')
+class _Caption(Document):
+    id: int
+    image_id: int
+    caption: str
+
+
+class CocoCaptions(Document):
+    "COCO's captions, as its file has them."
+
+    images: list[_ListedImage]
+    annotations: list[_Caption]
+
+
+def _entries(path, coco, field: str, text: str) -> dict:  # id -> entry
+    "A list of the file by id; `ValueError` for an empty list, an empty text, or an id or a file name used twice."
+    out, files = {}, set()
+    for n, e in enumerate(coco[field]):
+        if not e[text].strip():
+            raise ValueError(f'{path}, {field}[{n}]: {text} is empty')
         if e['id'] in out:
             raise ValueError(f'{path}, {field}[{n}]: the id {e["id"]} was used before')
+        if e.get('file_name') in files:
+            raise ValueError(f'{path}, {field}[{n}]: the file_name {e["file_name"]!r} was used before')
+        files |= {e['file_name']} if 'file_name' in e else set()
         out[e['id']] = e
+    if not out:
+        raise ValueError(f'{path}: the list {field!r} is empty')
     return out
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #e71742bb
 def _read_all(path, name: str) -> CaptionSet:
     "All images and captions of a file."
-    coco = read_json(path)
-    images = _entries(path, coco, 'images', id=int, file_name=str)
-    captions = _entries(path, coco, 'annotations', id=int, image_id=int, caption=str)
+    coco = read_json(path, CocoCaptions)
+    images, captions = _entries(path, coco, 'images', 'file_name'), _entries(path, coco, 'annotations', 'caption')
     for c, a in captions.items():
         if a['image_id'] not in images:
             raise ValueError(f'{path}: caption {c} belongs to image {a["image_id"]}, which is not among its images')
@@ -246,13 +248,6 @@ def _queries(found, path) -> dict:  # id -> ids
     return out
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #cae18ec9
-def _once(pairs) -> dict:
-    "A JSON object; `ValueError` if a key is written twice, of which Python would keep the last."
-    if twice := [k for k, n in Counter(k for k, _ in pairs).items() if n > 1]:
-        raise ValueError(f'query {twice[0]} occurs twice')
-    return dict(pairs)
-
-
 def _check_ids(right: dict, way: str, c: CaptionSet, source):
     "Refuse a ground truth that names what `c` does not hold."
     queries, gallery = c.queries_and_gallery(way)
@@ -272,10 +267,7 @@ def read_ground_truth(
     right = {}
     for way, kind in TRUTH_FILES.items():
         path = need_file(Path(folder) / f'{name}_{kind}.json', **EXTENDED_TRUTHS)
-        try:
-            found = json.loads(path.read_text(encoding='utf-8'), object_pairs_hook=_once)
-        except ValueError as e:
-            raise ValueError(f'{path} cannot be used ({e}): it may be cut off or edited; get it again') from e
+        found = read_json(path)
         right[way] = _queries(found, path)
         _check_ids(right[way], way, c, path)
     return GroundTruth(name, right)

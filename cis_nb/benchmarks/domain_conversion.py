@@ -18,6 +18,7 @@ from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.metrics import METRICS, Metric
 from ..retrieval.protocol import Benchmark, Protocol, Task
+from ..core.documents import read_text
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
 from ..core.parameters import one_of
@@ -55,10 +56,7 @@ NAMES = {0: 'cartoon', 1: 'origami', 2: 'toy', 3: 'sculpture', REAL: 'real'}
 
 def _lines(path: Path):
     "(where, words) of each line of a small text file."
-    try:
-        text = path.read_text(encoding='utf-8')
-    except UnicodeDecodeError as e:
-        raise ValueError(f'{path}: is not UTF-8 ({e.reason} at byte {e.start}); get it again') from None
+    text = read_text(path)
     if not text.strip():
         raise ValueError(f'{path}: is empty; get it again')
     for n, line in enumerate(text.rstrip().split('\n'), 1):

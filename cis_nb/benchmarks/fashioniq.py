@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CATEGORIES', 'FASHIONIQ_SPLITS', 'FASHIONIQ_ANNOTATIONS', 'FASHIONIQ_IMAGES', 'ORDERS', 'TRAINED',
-           'FASHIONIQ_GALLERIES', 'FashionIQ', 'read_fashioniq', 'tidy', 'audit_fashioniq', 'shared_images', 'wordings',
-           'any_wording', 'fashioniq_image_paths', 'load_fashioniq', 'macro_mean', 'FashionIQBenchmark',
-           'fashioniq_benchmark', 'FashionIQPlugin']
+           'FASHIONIQ_GALLERIES', 'FashionIQQuery', 'FashionIQPair', 'FashionIQ', 'read_fashioniq', 'tidy',
+           'audit_fashioniq', 'shared_images', 'wordings', 'any_wording', 'fashioniq_image_paths', 'load_fashioniq',
+           'macro_mean', 'FashionIQBenchmark', 'fashioniq_benchmark', 'FashionIQPlugin']
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #e94c7e16
 import re
@@ -27,7 +27,7 @@ from cis_nb.retrieval.protocol import (
     result_rows,
 )
 from ..retrieval.statistics import families_of
-from .genecis import read_json
+from ..core.documents import Document, read_json
 from ..core.store import fingerprint
 from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file, world_name
@@ -49,21 +49,17 @@ FASHIONIQ_IMAGES = dict(
 )
 
 
-def _entry_fault(e, secret: bool) -> str:
-    "What is wrong with a query by itself; empty if nothing."
-    if not isinstance(e, dict):
-        return f'is {type(e).__name__}, not an object'
-    for field, kind in dict(candidate=str, captions=list, **({} if secret else dict(target=str))).items():
-        if field not in e:
-            return f'has no {field!r}'
-        if type(e[field]) is not kind:
-            return f'{field} is {e[field]!r}, not {kind.__name__}'
-    captions = e['captions']
-    return (
-        ''
-        if len(captions) == 2 and all(isinstance(c, str) for c in captions)
-        else f'captions must be two sentences, not {captions!r}'
-    )
+class FashionIQQuery(Document):
+    "An entry whose target is secret."
+
+    candidate: str
+    captions: list[str]
+
+
+class FashionIQPair(FashionIQQuery):
+    "An entry with its target."
+
+    target: str
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #d4fd594d
 def _folder(root) -> Path:
@@ -86,15 +82,16 @@ def _files(root, category: str, split: str) -> tuple:  # folder, captions, list
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #2b86d79d
 def _contents(path, listed, secret: bool) -> tuple:  # entries, image names
     "The two files, each sound by itself."
-    entries, names = read_json(path), read_json(listed)
+    entries = read_json(path, list[FashionIQQuery if secret else FashionIQPair])
+    names = read_json(listed, list[str])
     for file, content in ((path, entries), (listed, names)):
-        if not isinstance(content, list) or not content:
-            raise ValueError(f'{file}: expected a list that is not empty, not {type(content).__name__}')
+        if not content:
+            raise ValueError(f'{file}: expected a list that is not empty')
     for i, e in enumerate(entries):
-        if why := _entry_fault(e, secret):
-            raise ValueError(f'{path}, entry {i}: {why}')
+        if len(e['captions']) != 2:
+            raise ValueError(f'{path}, entry {i}: captions must be two sentences, not {e["captions"]!r}')
     for i, n in enumerate(names):
-        if not isinstance(n, str) or not re.fullmatch(r'[\w-]+', n, re.ASCII):
+        if not re.fullmatch(r'[\w-]+', n, re.ASCII):
             raise ValueError(f'{listed}, entry {i}: {n!r} is not an image name (letters, digits, _ and -)')
     return entries, names
 
@@ -127,8 +124,8 @@ def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> Fashion
     if twice := [n for n, k in Counter(names).items() if k > 1]:
         raise ValueError(f'{listed}: {twice[0]!r} is repeated; {len(twice)} such')
     apart = folder / f'captions/targets.{category}.test.json'
-    targets = [e['target'] for e in entries] if not secret else read_json(apart) if apart.exists() else []
-    if targets and (not isinstance(targets, list) or len(targets) != len(entries)):
+    targets = [e['target'] for e in entries] if not secret else read_json(apart, list[str]) if apart.exists() else []
+    if targets and len(targets) != len(entries):
         raise ValueError(f'{apart}: expected a list of {len(entries)} targets, one for each query of {path}')
     whole = set(names)
     for i, e in enumerate(entries):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['TASKS', 'TITLES', 'TASK_GROUPS', 'SCENES', 'KINDS', 'RELEASED', 'GENECIS_IMAGES', 'CROPS', 'gallery_size',
-           'image_key', 'parse_key', 'item_fault', 'check_templates', 'write_templates', 'unpacked', 'read_json',
-           'read_templates', 'crop_box', 'square', 'crop', 'keys_of', 'audit', 'census', 'image_file_names',
-           'templates_file', 'load_genecis', 'GeneCISBenchmark', 'genecis_benchmark', 'show_template']
+           'image_key', 'parse_key', 'item_fault', 'check_templates', 'write_templates', 'read_templates', 'crop_box',
+           'square', 'crop', 'keys_of', 'audit', 'census', 'image_file_names', 'templates_file', 'load_genecis',
+           'GeneCISBenchmark', 'genecis_benchmark', 'show_template']
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #c4d986b0
 import gzip
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image
+from ..core.documents import Document, open_regular, read_bytes, read_json
 from ..core.store import fingerprint
 from ..data.image_folders import contents_key
 from ..data.roots import need_file, world_name
@@ -73,6 +74,8 @@ def item_fault(item) -> str:
         return ''
     if type(item.get('image_id')) not in (str, int):
         return 'has neither val_image_id nor image_id'
+    if '@' in str(item['image_id']):
+        return f'has the image_id {item["image_id"]!r}; @ stands between the name of an image and its box'
     box = item.get('instance_bbox')
     ok = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) and math.isfinite(v) for v in box)
     return '' if ok else f'needs instance_bbox [x, y, w, h], not {box!r}'
@@ -104,22 +107,6 @@ def write_templates(path, templates):
     "Templates in the released JSON form."
     data = json.dumps(templates, indent=4, sort_keys=True).encode()
     Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith('.gz') else data)
-
-
-def unpacked(path) -> bytes:
-    "A file's bytes, unpacked; ValueError if it is missing, or a .gz file that is cut off."
-    try:
-        return gzip.decompress(Path(path).read_bytes()) if str(path).endswith('.gz') else Path(path).read_bytes()
-    except (EOFError, OSError) as e:
-        raise ValueError(f'{path} cannot be read ({e}): it may be cut off; get it again') from e
-
-
-def read_json(path):
-    "A JSON file's content; ValueError if it is missing or not JSON."
-    try:
-        return json.loads(unpacked(path))
-    except ValueError as e:
-        raise ValueError(f'{path} is not JSON ({e}): it may be cut off; get it again') from e
 
 
 def read_templates(path) -> list:
@@ -273,13 +260,24 @@ def templates_file(folder, task: str) -> Path:
     )
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #67341cea
+class _RulesFile(Document):
+    "What lies beside templates that were built by rules."
+
+    text: dict[str, str]  # task -> its rules
+
+
 def _source(path, task) -> str:
     "Where templates come from: the released file, a construction by rules, or unknown."
-    digest = hashlib.sha256(unpacked(path)).hexdigest()[:16]
+    digest = hashlib.sha256(read_bytes(path)).hexdigest()[:16]
     if digest in RELEASED.values():
         return 'released templates'
     rules = path.parent / 'rules.json'
-    return f'templates {digest[:8]}' + (f', {read_json(rules)["text"][task]}' if rules.exists() else '')
+    if not rules.exists():
+        return f'templates {digest[:8]}'
+    texts = read_json(rules, _RulesFile)['text']
+    if task not in texts:
+        raise ValueError(f'{rules}: text has no {task!r}; build the templates again, or remove the file')
+    return f'templates {digest[:8]}, {texts[task]}'
 
 
 def _queries(templates, task) -> pd.DataFrame:
@@ -311,7 +309,7 @@ def _loader(files: dict, crop_mode: str):
 
     def load(key):
         name, box = parse_key(key)
-        with Image.open(files[name]) as im:
+        with open_regular(files[name]) as f, Image.open(f) as im:
             return crop(im, box, mode=crop_mode) if box else im.convert('RGB')
 
     return load

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
+from ..core.documents import regular
 from ..api import BenchmarkPlugin, MainMetric
 from .cirr import relative_fault
 from ..core.parameters import one_of
@@ -39,7 +40,7 @@ _PHOTO_COLUMNS = ('path', 'split', 'class_id', 'coarse_id')
 def _read_columns(path: Path, columns: tuple) -> pd.DataFrame:
     "Columns of a CSV file, all as text."
     try:
-        rows = pd.read_csv(need_file(path, **GROCERY_DATA), dtype=str, keep_default_na=False)
+        rows = pd.read_csv(regular(need_file(path, **GROCERY_DATA)), dtype=str, keep_default_na=False)
     except ValueError as e:  # no text, no table, nothing
         raise ValueError(f'{path} is no CSV file in UTF-8 ({e}); get it again') from None
     if lost := [c for c in columns if c not in rows]:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from ..api import BenchmarkPlugin, MainMetric
+from ..core.documents import parse_json, regular
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored
@@ -79,7 +80,7 @@ def _metadata_files(folder: Path, *names) -> list:
 def parquet_file(path: Path) -> pq.ParquetFile:
     "A Parquet file, opened; ValueError that names it where it is none or was cut off."
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(regular(path))
     except (OSError, ValueError) as e:
         raise ValueError(f'{path} is no Parquet file ({e}); it may be cut off: get it again') from None
 
@@ -292,12 +293,13 @@ def tar_images(path) -> dict:  # name -> Place of its bytes
     return found
 
 
-def json_object(data: bytes, path, name: str) -> dict:
+def json_object(data: bytes, path, name: str, kind=object) -> dict:
     "The JSON object of a member of a tar; ValueError that names both where it is none."
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f'{path}: {name} is not JSON ({e}); get the file again') from None
+        text = data.decode('utf-8-sig')
+    except UnicodeDecodeError as e:
+        raise ValueError(f'{path}: {name} is not UTF-8 ({e.reason} at byte {e.start}); get the file again') from None
+    found = parse_json(text, kind, f'{path}: {name}', 'get the file again')
     if not isinstance(found, dict):
         raise ValueError(f'{path}: {name} holds {type(found).__name__}, not an object; get the file again')
     return found

@@ -22,8 +22,8 @@ import pandas as pd
 import torch
 
 from ..api import MethodByTask
-from .genecis import read_json
 from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits, lrvsf_folder
+from ..core.documents import check_document, open_regular, read_json
 from ..core.store import fingerprint
 from ..data.roots import need_file
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
@@ -226,6 +226,7 @@ def _check_subsets(found, path) -> dict:
     "Lists of ids by name, the same number of each."
     if not isinstance(found, dict) or 'test_subsets' not in found:
         raise ValueError(f"{path}: expected a dict with 'test_subsets' and 'dist_…_subsets', not {str(found)[:60]!r}")
+    check_document(found, dict[str, list[list[str | int]]], path)
     folds = len(found['test_subsets'])
     for name, lists in found.items():
         fits = isinstance(lists, list) and len(lists) == folds and folds > 0
@@ -236,7 +237,7 @@ def _check_subsets(found, path) -> dict:
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #00c6bbee
 def _is_pickle(path: Path) -> bool:
     "Whether a file begins as a pickle of any protocol, which no JSON object does; nothing of it is run."
-    with open(path, 'rb') as f:
+    with open_regular(path) as f:
         start = f.read(4096)
     try:
         return start[:1] == b'\x80' or bool(list(islice(pickletools.genops(start), 3)))

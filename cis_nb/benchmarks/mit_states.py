@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
+from ..core.documents import read_text
 from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file, world_name
 from ..retrieval.protocol import Benchmark, Protocol, Task
@@ -85,7 +86,7 @@ def nouns_for_test(folder) -> list:
     ValueError if the file is empty or repeats a noun."""
     if not (path := Path(folder).parent / 'test_nouns.txt').exists():
         return TEST_NOUNS
-    nouns = path.read_text(encoding='utf-8').split()
+    nouns = read_text(path).split()
     if not nouns or len(set(nouns)) < len(nouns):
         raise ValueError(
             f'{path}: expected different nouns, one a line; it has {len(nouns)}, {len(set(nouns))} of them different'

@@ -6,10 +6,11 @@
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPER_TITLES', 'MAP_KINDS', 'ONLY', 'MAP_LABELS',
            'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'READING_PATHS', 'inline',
            'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause',
-           'page_table', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty', 'experiment_states',
-           'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title', 'other_experiment',
-           'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
-           'method_matrix', 'first_figure', 'page_numbers', 'front_page', 'results', 'build_html', 'site']
+           'page_table', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty',
+           'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title',
+           'other_experiment', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts',
+           'map_page', 'chapter_table', 'method_matrix', 'first_figure', 'page_numbers', 'front_page', 'results',
+           'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -137,6 +138,13 @@ def page_table(text: str) -> str:
     return INTERVAL.sub(r'<span class="cis-interval">\g<0></span>', text)
 
 
+def page_markdown(text: str) -> str:
+    "Computed Markdown without HTML and without links that run code: names and captions may hold both."
+    parts = re.split(r'(`[^`\n]*`)', text)  # code between backticks is shown as it is
+    parts[::2] = [re.sub(r'\]\(\s*(?=\w+script:|data:)', r'](#', p.replace('<', r'\<')) for p in parts[::2]]
+    return ''.join(parts)
+
+
 def page_output(o: dict) -> dict:
     "An output in the form that readers see."
     if o['output_type'] == 'error':
@@ -146,6 +154,8 @@ def page_output(o: dict) -> dict:
     if {*o.get('data', {})} == {'text/plain'}:
         shown = escape(plain_value(''.join(o['data']['text/plain'])))
         o = {**o, 'data': {'text/html': f'<p class="cis-value">{shown}</p>'}}
+    if said := ''.join(o.get('data', {}).get('text/markdown', '')):
+        o = {**o, 'data': {**o['data'], 'text/markdown': page_markdown(said)}}
     return {**o, **({'execution_count': None} if o['output_type'] == 'execute_result' else {})}
 
 
@@ -302,7 +312,8 @@ def _experiment_page(e, state: tuple, docs: dict) -> dict:
     nb = read_notebook(path if path.exists() else e.notebook)
     file = f'params/{e.profile}/{e.name}.yaml'
     caption = f'**This run.** `{file}` sets the parameters below; all others keep the values of the cell above.'
-    nb['cells'][0]['source'] = re.sub(r'^# .+$', f'# {page_title(e)}', nb['cells'][0]['source'], count=1, flags=re.M)
+    title = page_markdown(page_title(e))
+    nb['cells'][0]['source'] = re.sub(r'^# .+$', lambda _: f'# {title}', nb['cells'][0]['source'], count=1, flags=re.M)
     return notebook_page(nb, docs, run_line(e, state, nb), caption, e.chapter, e.name)
 
 

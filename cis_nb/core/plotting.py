@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.text import Text
 from .. import api
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #5bbbdb14
@@ -71,6 +72,9 @@ class Page(Figure):
 
     def png(self) -> bytes:
         "The figure as a PNG file."
+        for text in self.findobj(Text):
+            if '\\mathdefault' not in text.get_text():  # the numbers of an axis
+                text.set_parse_math(False)
         buf = io.BytesIO()
         self.savefig(buf, format='png', dpi=DPI)
         return buf.getvalue()

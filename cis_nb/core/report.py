@@ -82,6 +82,11 @@ def _cell(v) -> str:
     return f'{v:.1f}' if isinstance(v, (float, np.floating)) else str(v)
 
 
+def _escaped(v) -> str:
+    "A cell's text as HTML; lists and other objects may hold markup, too."
+    return html.escape(_cell(v))
+
+
 def _many(x) -> list:
     "Nothing, one thing or several things, as a list."
     return [] if x is None else list(x) if isinstance(x, (list, tuple)) else [x]
@@ -116,9 +121,9 @@ def show_table(
     "A table as the book shows it."
     css = [dict(selector='th, td', props='padding:.15em .5em; text-align:left; overflow-wrap:normal')]
     css += [dict(selector=f'.col{i}', props='text-align:right') for i in range(df.shape[1]) if _numeric(df.iloc[:, i])]
-    style = df.style.format(_cell, escape='html', na_rep='–').set_table_styles(css)
+    style = df.style.format(_escaped, na_rep='–').set_table_styles(css)
     for axis in (0, 1):
-        style = style.format_index(str, escape='html', axis=axis)
+        style = style.format_index(lambda name: html.escape(str(name)), axis=axis)
     if not index:
         style = style.hide(axis='index')
     uuid = fingerprint([caption, [str(c) for c in df.columns]])[:8]

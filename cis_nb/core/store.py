@@ -29,6 +29,7 @@ import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
 from .code import code_version, library_version, path_hash
+from .documents import read_json
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
 def project_root() -> Path:
@@ -136,11 +137,11 @@ def manifest(folder) -> dict:
     "What a finished folder says about itself; FileNotFoundError if it has no manifest, ValueError if that is broken."
     path = Path(folder) / 'manifest.json'
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError:
-        why = 'has no manifest.json, so it is not a finished run' if path.parent.is_dir() else 'is no folder'
-        raise FileNotFoundError(f'{folder} {why}; runs are in {store_root()}/run') from None
+        found = read_json(path)
     except ValueError as e:
+        if not path.exists():
+            why = 'has no manifest.json, so it is not a finished run' if path.parent.is_dir() else 'is no folder'
+            raise FileNotFoundError(f'{folder} {why}; runs are in {store_root()}/run') from None
         raise ValueError(f'{path} is broken ({e}): delete the folder and run again') from None
     if isinstance(found, dict) and {'hash', 'files', 'bytes'} <= found.keys():
         return found

@@ -9,7 +9,6 @@ __all__ = ['IMAGE_KEYS', 'IMAGE_SUFFIXES', 'SPLIT_ALIASES', 'FOLDER_LAYOUTS', 'S
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #2decb0d8
 import csv
-import gzip
 import hashlib
 import io
 import json
@@ -17,7 +16,6 @@ import os
 import re
 import tarfile
 import time
-import zlib
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 import pandas as pd
 from ..core.code import path_hash
+from ..core.documents import open_regular, regular, unpack
 from ..core.parameters import is_utf8
 from ..core.report import progress
 from ..core.store import fingerprint, machine, replace_synced, store_root
@@ -60,7 +59,7 @@ class Place(NamedTuple):
 
     def read(self) -> bytes:
         "The bytes of the image, from its file or from within its tar."
-        with open(self.file, 'rb') as f:
+        with open_regular(self.file) as f:
             f.seek(self.start)
             return f.read(self.size)
 
@@ -82,7 +81,7 @@ def tar_members(path, skipped: Skipped):
     "(name, place) of each file in an uncompressed tar."
     end = 0
     try:
-        with tarfile.open(path, 'r:') as tar:
+        with tarfile.open(regular(path), 'r:') as tar:
             for m in tar:
                 end = m.offset_data + (m.size + 511) // 512 * 512 if m.isreg() else m.offset_data
                 if m.isdir():
@@ -103,6 +102,9 @@ def folder_files(root, skipped: Skipped) -> dict:
     for folder, dirs, files in os.walk(root):
         dirs[:] = sorted(d for d in dirs if not d.startswith('.'))
         for path in (Path(folder) / f for f in sorted(files)):
+            if not path.is_file():
+                skipped.add('neither a file nor a folder', path.relative_to(root))
+                continue
             if path.suffix == '.tar':
                 here = tar_members(path, skipped)
             else:
@@ -141,10 +143,7 @@ def _text(place: Place, name: str) -> str:
     "The text of a caption file; bytes that are not UTF-8 become surrogates."
     data = place.read()
     if name.endswith('.gz'):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as e:
-            raise ValueError(f'{name}: cannot be unpacked ({e}); is the file complete?') from None
+        data = unpack(data, name)
     if data[:2] in (b'\xff\xfe', b'\xfe\xff'):
         raise ValueError(f'{name}: is UTF-16; save it as UTF-8')
     return data.decode('utf-8-sig', 'surrogateescape')
@@ -212,7 +211,11 @@ def _coco_rows(name: str, coco, skipped: Skipped):
                 '"images": [{"id", "file_name"}] and "annotations": [{"image_id", "caption"}]'
             )
     split = re.match(r'captions_([A-Za-z]*)', PurePosixPath(name).name)[1].lower()
-    files = {str(i.get('id')): i.get('file_name') for i in coco['images'] if isinstance(i, dict)}
+    files = {}
+    for n, i in enumerate(i for i in coco['images'] if isinstance(i, dict) and 'id' in i):
+        if str(i['id']) in files:
+            skipped.add('second image of the same id', f'{name}, images[{n}]: {i["id"]!r}')
+        files.setdefault(str(i['id']), i.get('file_name'))
     for a in (a if isinstance(a, dict) else {} for a in coco['annotations']):
         if (image := files.get(str(a.get('image_id')))) is None:
             skipped.add('caption of an image that is not listed', f'{name}: {a.get("id")}')

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from ..core.documents import open_regular
 from ..core.report import progress
 from ..core.code import loader_version
 from ..core.store import fingerprint, stored
@@ -99,7 +100,7 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
     "Images that are files: `paths` {id: Path} of those that are there; `missing(id)` raises for another."
 
     def load(i):
-        with Image.open(paths.get(i) or missing(i)) as im:
+        with open_regular(paths.get(i) or missing(i)) as f, Image.open(f) as im:
             return im.convert('RGB')
 
     return ImageSource(list(ids), load, fingerprint([name, contents_key(paths)]), name)
@@ -108,7 +109,7 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
 def image_folder(root) -> ImageSource:
     "The images below a folder, by their paths in it; FileNotFoundError where there is none."
     root = Path(root).expanduser()
-    paths = {p.relative_to(root).as_posix(): p for p in sorted(root.rglob('*')) if is_image(p.name)}
+    paths = {p.relative_to(root).as_posix(): p for p in sorted(root.rglob('*')) if is_image(p.name) and p.is_file()}
     if not paths:
         raise FileNotFoundError(f'{root}: no folder with images ({", ".join(IMAGE_SUFFIXES)}); give their folder')
     listed = image_files(paths, paths, paths.get, root.name)

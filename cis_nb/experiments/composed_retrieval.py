@@ -10,13 +10,13 @@ __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'benchmarks_of', 'drawing_o
            'submission_files', 'example_entry', 'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from ..core.documents import read_json
 from .. import api
 from ..core.parameters import one_of
 from ..core.plotting import draw_intervals, page
@@ -158,7 +158,7 @@ def kinds_of(root, split: str) -> dict:  # query id -> kind; empty for photograp
         (f for f in (Path(root) / 'cirr' / f'kinds.{split}.json', Path(root) / f'kinds.{split}.json') if f.exists()),
         None,
     )
-    return json.loads(path.read_text(encoding='utf-8')) if path else {}
+    return read_json(path, dict[str, str]) if path else {}
 
 
 def by_kind(

@@ -42,9 +42,9 @@ from ..backbones.denoiser import Denoiser
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from ..benchmarks.domain_conversion import DOMAIN_PROMPT, DOMAIN_PROMPT_TEXT
-from ..benchmarks.genecis import read_json
-from ..benchmarks.genecis_construction import Rules, panoptic_file, read_panoptic
+from ..benchmarks.genecis_construction import PanopticThings, Rules, panoptic_file, read_panoptic
 from ..benchmarks.object_composition import COMPOSITION_PROMPT, COMPOSITION_PROMPT_TEXT
+from ..core.documents import read_json
 from ..core.plotting import Page, color, forest, page
 from ..core.store import fingerprint, manifest
 from ..data.image_sources import ImageSource, image_files, union
@@ -516,7 +516,7 @@ class LabelledImages:
 def labelled_images(root) -> LabelledImages:
     "The images of COCO's panoptic layout below `root`; FileNotFoundError without labels or images."
     path, scenes = panoptic_file(root), read_panoptic(root)
-    data, names = read_json(path), [f'{i:012d}' for i in scenes.ids]
+    data, names = read_json(path, PanopticThings), [f'{i:012d}' for i in scenes.ids]
     own = {c['id']: c['name'] for c in data['categories'] if c['isthing']}
     things = list(dict.fromkeys(own.values()))
     columns = [scenes.names.index(t.replace('-', ' ')) for t in things]

@@ -28,7 +28,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..api import Backbone, Plugin, Style, TrainableBackbone, TrainingConfig
-from ..backbones.conditional_vit import key_faults, read_tensors
+from ..backbones.conditional_vit import key_faults
+from ..backbones.weights import read_tensors
 from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import load_cirr

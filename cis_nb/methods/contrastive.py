@@ -8,7 +8,6 @@ __all__ = ['CONTRASTIVE_SCHEME', 'info_nce', 'all_gather_with_grad', 'retrieval'
            'ContrastiveConfig', 'ContrastivePlugin']
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #4095aa4b
-import json
 import math
 import textwrap
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field, model_validator
 
+from ..backbones.weights import BackboneNote
+from ..core.documents import read_json
 from ..api import Plugin, TrainableBackbone, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.lrvsf_training import ProductCaptions
@@ -331,7 +332,7 @@ class ContrastivePlugin(Plugin):
 
     def load(self, run, device='auto', backbone=None):
         "The sum of image and text over the backbone that was trained."
-        about = json.loads((run_folder(run) / 'backbone.json').read_text(encoding='utf-8'))
+        about = read_json(run_folder(run) / 'backbone.json', BackboneNote, 'train the backbone again')
         return method('image_text', load_backbone(about['backbone'], str(run_folder(run)), device))
 
     def about(self, config) -> dict:

@@ -23,7 +23,8 @@ from torch import nn
 
 from .. import api
 from ..backbones.clip import no_placeholder
-from ..backbones.conditional_vit import key_faults, read_tensors
+from ..backbones.conditional_vit import key_faults
+from ..backbones.weights import read_tensors
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.parameters import one_of

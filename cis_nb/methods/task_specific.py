@@ -23,9 +23,18 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 from PIL import Image
 from ..api import Plugin, Style, Unsolved
-from ..benchmarks.genecis_construction import VAW, Rules, condition_name, panoptic_file, read_panoptic, read_vaw
-from ..benchmarks.genecis import TASKS, image_key, read_json
+from cis_nb.benchmarks.genecis_construction import (
+    VAW,
+    PanopticThings,
+    Rules,
+    condition_name,
+    panoptic_file,
+    read_panoptic,
+    read_vaw,
+)
+from ..benchmarks.genecis import TASKS, image_key
 from ..core.code import code_version
+from ..core.documents import read_json
 from ..core.store import fingerprint, stored
 from ..data.roots import data_root, need_file
 from ..core.parameters import pick_device
@@ -208,7 +217,7 @@ class Detector:
 def vocabulary(root) -> tuple:  # names, the stuff among them
     "The panoptic categories of a data root as conditions."
     kinds = {}
-    for c in read_json(panoptic_file(root))['categories']:
+    for c in read_json(panoptic_file(root), PanopticThings)['categories']:
         kinds.setdefault(condition_name(c['name']), c['isthing'])
     return list(kinds), [n for n, thing in kinds.items() if not thing]
 
@@ -518,7 +527,7 @@ def object_names(root) -> list:
 
 def attribute_types(root) -> dict:  # type -> attributes
     "The taxonomy of attributes below `root`; a type that VAW misspells has both spellings."
-    types = read_json(need_file(Path(root) / 'vaw/attribute_types.json', **VAW))
+    types = read_json(need_file(Path(root) / 'vaw/attribute_types.json', **VAW), dict[str, list[str]])
     return types | ({'opaqueness': types['opaqeness']} if 'opaqeness' in types else {})
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #a14221cb

@@ -10,23 +10,24 @@ __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_R
            'find_subject', 'direct_relation', 'passive_relation', 'reduced_passive_relation', 'attachment_noun',
            'published_phrasal_verbs', 'published_prepositions', 'compound_preposition', 'is_phrasal',
            'joins_previous_word', 'prepositional_relation', 'Relation', 'find_triples', 'entity_of_token',
-           'extract_relations', 'find_attributes', 'keyword_spans', 'truncate_caption', 'split_columns',
-           'read_caption_lines', 'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'is_complete_shard',
-           'relation_shards', 'read_shards', 'read_relations', 'parse_expected', 'annotated_captions',
-           'score_relations', 'precision_recall', 'f1_interval', 'reference_quality', 'error_cause', 'missed_relations',
-           'full_pipeline', 'one_by_one', 'in_batches', 'cpu_seconds', 'parse_rates']
+           'extract_relations', 'find_attributes', 'keyword_spans', 'truncate_caption', 'split_columns', 'SkipCounter',
+           'read_caption_lines', 'iterate_captions', 'read_captions', 'parse_captions', 'shard_table', 'write_shard',
+           'map_in_order', 'is_complete_shard', 'relation_shards', 'read_shards', 'read_relations', 'parse_expected',
+           'annotated_captions', 'score_relations', 'precision_recall', 'f1_interval', 'reference_quality',
+           'error_cause', 'missed_relations', 'full_pipeline', 'one_by_one', 'in_batches', 'cpu_seconds', 'parse_rates']
 
 # %% ../../nbs/03_mining/01_captions.ipynb #17738602
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import time
-import zlib
-from collections import Counter
+from collections import Counter, deque
 
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -35,9 +36,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import spacy
 import cis_nb
+from ..core.documents import open_unpacked
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, fresh_pool, machine, replace_synced, stored
+from ..core.store import fresh_pool, machine, replace_synced, stored
 from ..data.image_folders import Skipped, clean_caption, read_photos
 from ..data.roots import data_root
 from .parsers import find_parser, load_parser, open_parser, open_pipeline, parser_name
@@ -405,7 +407,11 @@ def truncate_caption(text: str, name, skipped: Skipped) -> str:
 
 
 def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
-    "(image, split, caption) of line `n`; without a table, the image is the number of the line."
+    """(image, split, caption) of line `n`; without a table, the image is the number of the line. The address of an
+    image behind a tab, as in the files of Conceptual Captions, is no part of the caption."""
+    caption, _, address = line.rstrip().rpartition('\t')
+    if caption and '\t' not in caption and re.fullmatch(r'https?://\S+', address):
+        return str(n), 'train', caption
     if not table:
         return str(n), 'train', line
     cells = line.split('\t')
@@ -415,57 +421,64 @@ def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
     return '', '', ''
 
 # %% ../../nbs/03_mining/01_captions.ipynb #f0b75a62
-def _text_rows(path, skipped: Skipped) -> list:
-    "(line number, image, split, caption) of every line of a text file."
-    open_file, table = gzip.open if path.suffix == '.gz' else open, '.tsv' in path.suffixes
-    try:
-        with open_file(path, 'rt', encoding='utf-8-sig', errors='surrogateescape') as f:
-            rows = [(n, *split_columns(line, n, table, skipped)) for n, line in enumerate(f, 1)]
-    except (EOFError, OSError, zlib.error) as e:
-        raise ValueError(f'{path}: cannot be read ({e}); is the file complete?') from None
-    if any('\0' in r[3] for r in rows[:9]):
-        raise ValueError(f'{path}: this is no UTF-8 text; UTF-16 and binary files have to be converted first')
-    return rows
+class SkipCounter(Counter):
+    "Counts what was left out, without names: those of a million lines would fill the memory."
+
+    def add(self, reason: str, name):
+        "Count a reason; the name is not kept."
+        self[reason] += 1
 
 
-def read_caption_lines(path: Path, captions: str, skipped: Skipped) -> list:
-    "(image, split, caption) of a text file: of each image the first caption or all."
-    found = []
+def _text_rows(path, skipped):
+    "Yield (line number, image, split, caption) of every line of a text file; `ValueError` if it is no text."
+    table = '.tsv' in path.suffixes
+    with open_unpacked(path) as f, io.TextIOWrapper(f, 'utf-8-sig', 'surrogateescape') as lines:
+        for n, line in enumerate(lines, 1):
+            if n < 10 and '\0' in line:
+                raise ValueError(f'{path}: this is no UTF-8 text; UTF-16 and binary files have to be converted first')
+            yield n, *split_columns(line, n, table, skipped)
+
+
+def read_caption_lines(path: Path, captions: str, skipped):
+    "Yield (image, split, caption) of a text file: of each image the first caption or all."
+    seen, once = set(), captions == 'first' and '.tsv' in path.suffixes  # else each line is an image of its own
     for n, image, split, text in _text_rows(path, skipped):
         caption = clean_caption(text, f'line {n}', skipped) if image else ''
-        if caption:
-            found.append((image, split, caption))
-    if captions == 'all':
-        return found
-    first = {}
-    for r in found:
-        first.setdefault(r[0], r)
-    return list(first.values())
+        if caption and image not in seen:
+            seen |= {image} if once else set()
+            yield image, split, caption
 
 # %% ../../nbs/03_mining/01_captions.ipynb #ddb3e621
-def _photo_captions(root, captions: str) -> tuple:  # [(image, split, caption)], what was left out
-    "The first caption of each image of a folder, or all."
+def _photo_captions(root, captions: str, skipped):
+    "Yield (image, split, caption) of a folder: of each image the first caption or all."
     photos = read_photos(root)
-    rows = []
+    for why, names in photos.skipped.items():
+        for name in names:
+            skipped.add(why, name)
     for p in photos.table.itertuples():
         image = p.key.encode('utf8', 'backslashreplace').decode()
-        rows += [(image, p.split, c) for c in (p.captions if captions == 'all' else p.captions[:1])]
-    return rows, photos.skipped
+        yield from ((image, p.split, c) for c in (p.captions if captions == 'all' else p.captions[:1]))
+
+
+def iterate_captions(root: Path, captions: str, split, limit, skipped):
+    "Yield (image, split, caption) of a folder of images or a text file, one line in memory; see `read_captions`."
+    rows = (read_caption_lines if root.is_file() else _photo_captions)(root, captions, skipped)
+    wanted = ((image, s, truncate_caption(c, image, skipped)) for image, s, c in rows if split in (None, s))
+    return islice(wanted, limit)
+
+
+def _no_captions(root, split, skipped) -> ValueError:
+    where = f' in split {split!r}' if split else ''
+    return ValueError(f'{root}: no captions{where}; left out: {skipped or "nothing"}')
 
 
 def read_captions(root, captions: str = 'first', split: str = None, limit: int = None) -> tuple:
     "[(image, split, caption)] of a folder of images or a text file, and what was left out; `ValueError` if none."
     one_of('captions', captions, CAPTION_CHOICES)
-    root = data_root(root, files=True)
-    if root.is_file():
-        skipped = Skipped()
-        rows = read_caption_lines(root, captions, skipped)
-    else:
-        rows, skipped = _photo_captions(root, captions)
-    rows = [(image, s, truncate_caption(c, image, skipped)) for image, s, c in rows if split in (None, s)][:limit]
+    root, skipped = data_root(root, files=True), Skipped()
+    rows = list(iterate_captions(root, captions, split, limit, skipped))
     if not rows:
-        where = f' in split {split!r}' if split else ''
-        raise ValueError(f'{root}: no captions{where}; left out: {skipped.counts() or "nothing"}')
+        raise _no_captions(root, split, skipped.counts())
     return rows, skipped
 
 # %% ../../nbs/03_mining/01_captions.ipynb #66c6284f
@@ -517,6 +530,24 @@ def write_shard(job: tuple) -> dict:
     _write_atomically(Path(path).with_suffix('.json'), json.dumps(record).encode())
     return record
 
+# %% ../../nbs/03_mining/01_captions.ipynb #6eb3d7e0
+def map_in_order(work, jobs, workers: int, module: str = __name__):
+    """Yield the results of all jobs in their order; at most two jobs per process are taken ahead.
+    `module`: where `work` is defined."""
+    if workers <= 1:
+        yield from map(work, jobs)
+        return
+    pool, waiting = fresh_pool(workers, module), deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(work, job))
+            if len(waiting) >= 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
 # %% ../../nbs/03_mining/01_captions.ipynb #abf1b839
 def is_complete_shard(path: Path) -> bool:
     "Does a shard exist with the fingerprint of its record?"
@@ -527,31 +558,40 @@ def is_complete_shard(path: Path) -> bool:
         return False
 
 
-def _write_shards(jobs: list, processes):
-    "Make the shards that do not exist yet, in several processes."
-    waiting = [j for j in jobs if not is_complete_shard(Path(j[0]))]
-    workers = min(len(waiting), processes or machine()['cores'])
-    pool = fresh_pool(workers, __name__) if workers > 1 else None
-    try:
-        done = (pool.map if pool else map)(write_shard, waiting)
-        list(progress(done, 'parsing captions', 'shard', len(waiting)))
-    finally:
-        if pool:
-            pool.shutdown(cancel_futures=True)
+def _batches(rows, n: int):
+    rows = iter(rows)
+    return iter(lambda: list(islice(rows, n)), [])
 
 
-def _build(folder: Path, rows, skipped, parser, record, per_shard, processes):
-    "Make all shards, then shards.json."
-    starts = range(0, len(rows), per_shard)
-    paths = [folder / f'relations-{k // per_shard:05d}.parquet' for k in starts]
-    how = parser, record['attributes'], record['rules']
-    _write_shards([(str(p), rows[k : k + per_shard], *how) for p, k in zip(paths, starts)], processes)
+def _build(folder: Path, rows, n: int, parser, record, per_shard, processes):
+    "Make all shards that do not exist yet, then shards.json; `rows(skipped)` gives the `n` captions."
+    skipped, how = SkipCounter(), (parser, record['attributes'], record['rules'])
+    paths = [folder / f'relations-{k:05d}.parquet' for k in range(-(-n // per_shard))]
+    jobs = ((str(p), some, *how) for p, some in zip(paths, _batches(rows(skipped), per_shard)))
+    missing = sum(not is_complete_shard(p) for p in paths)
+    done = map_in_order(
+        write_shard,
+        (j for j in jobs if not is_complete_shard(Path(j[0]))),
+        min(missing, processes or machine()['cores']),
+    )
+    for _ in progress(done, 'parsing captions', 'shard', missing):
+        pass
     shards = [json.loads(p.with_suffix('.json').read_text()) for p in paths]
     totals = {k: sum(s[k] for s in shards) for k in ('captions', 'relations', 'captions without a relation')}
-    summary = dict(record, counts=totals, skipped=skipped.counts(), shards=shards)
+    summary = dict(record, counts=totals, skipped=dict(skipped), shards=shards)
     _write_atomically(folder / 'shards.json', json.dumps(summary, indent=1).encode())
 
 # %% ../../nbs/03_mining/01_captions.ipynb #8b8e31c2
+def _counted(rows, root, split) -> tuple:  # their number, the hash of their content
+    "Read all captions once; `ValueError` if there are none."
+    content, n, skipped = hashlib.sha256(), 0, SkipCounter()
+    for n, row in enumerate(rows(skipped), 1):
+        content.update(json.dumps(row).encode())
+    if not n:
+        raise _no_captions(root, split, dict(skipped))
+    return n, content.hexdigest()
+
+
 def relation_shards(
     root,  # a folder of images with captions, or a text file of captions
     parser: str = 'auto',  # see `load_parser`
@@ -564,7 +604,13 @@ def relation_shards(
     limit: int = None,  # the first captions only
 ) -> Path:
     "The folder with the relations of all captions below `root` (GeneCIS, Sec. 5.2); made once, resumed after a kill."
-    rows, skipped = read_captions(root, captions, split, limit)
+    one_of('captions', captions, CAPTION_CHOICES)
+    place = data_root(root, files=True)
+
+    def rows(skipped):
+        return iterate_captions(place, captions, split, limit, skipped)
+
+    n, key = _counted(rows, place, split)
     if parser == 'auto':
         parser = find_parser()
     record = dict(
@@ -581,8 +627,8 @@ def relation_shards(
         'relations',
         f'{Path(root).name}-{record["parser"]}-{captions}',
         record,
-        lambda folder: _build(folder, rows, skipped, parser, record, per_shard, processes),
-        inputs=[fingerprint([list(r) for r in rows]), spacy.__version__, *parser_files],
+        lambda folder: _build(folder, rows, n, parser, record, per_shard, processes),
+        inputs=[key, spacy.__version__, *parser_files],
         resume=True,
     )
 

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 import pandas as pd
+from ..core.documents import read_bytes
 from ..core.parameters import one_of
 from ..core.store import fingerprint, stored
 from ..data.roots import WORLD, data_root, need_file
@@ -39,10 +40,17 @@ def _rating(line: str, n: int, path) -> tuple:  # word, mean rating
 
 def read_ratings(path) -> dict:
     "Word -> mean concreteness (1 to 5) from the table of Brysbaert et al. (2014); ValueError if it is damaged."
-    head, *lines = Path(path).read_bytes().decode('utf-8-sig', 'replace').split('\n')
+    head, *lines = read_bytes(path).decode('utf-8-sig', 'replace').split('\n')
     if head.split('\t')[:3] != ['Word', 'Bigram', 'Conc.M']:
         raise ValueError(f'{path}, line 1: expected the columns Word, Bigram, Conc.M, ..., found {head[:60]!r}')
-    return dict(_rating(line, n, path) for n, line in enumerate(lines, 2) if line.strip())
+    ratings = {}
+    for n, line in enumerate(lines, 2):
+        word, rating = _rating(line, n, path) if line.strip() else ('', 0.0)
+        if word in ratings:
+            raise ValueError(f'{path}, line {n}, column Word: {word!r} was rated before; get the file again')
+        if word:
+            ratings[word] = rating
+    return ratings
 
 # %% ../../nbs/03_mining/02_concreteness.ipynb #4cdd3cd3
 def with_plurals(ratings: dict) -> dict:

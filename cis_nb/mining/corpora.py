@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['MAX_TOKENS', 'INVISIBLE', 'MARK', 'KEYS', 'NOUN_POS', 'GAP', 'FEW', 'NUM_RUNS', 'MASKINGS', 'NO_TOKEN',
-           'normalize_caption', 'truncate_to_context', 'token_marks', 'mask_literally', 'literal_mask_ids', 'open_text',
+           'normalize_caption', 'truncate_to_context', 'token_marks', 'mask_literally', 'literal_mask_ids',
            'stream_lines', 'is_binary', 'hash_text', 'text_record', 'CaptionSource', 'caption_source', 'sources_of',
-           'SkipCounter', 'normalize_lines', 'Portion', 'map_in_order', 'corpus_folder', 'sample_runs', 'gap_numbers',
-           'frame_ids', 'mask_captions', 'Corpus']
+           'normalize_lines', 'Portion', 'corpus_folder', 'sample_runs', 'gap_numbers', 'frame_ids', 'mask_captions',
+           'Corpus']
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #d651705d
 import gzip
 import hashlib
+import io
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import zipfile
 import zlib
 from collections import Counter, deque
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,14 +33,23 @@ import numpy as np
 import open_clip
 import spacy
 import torch
+from ..core.documents import open_unpacked
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, text_of_ids, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, fresh_pool, machine, replace_synced, stored
+from ..core.store import fingerprint, machine, replace_synced, stored
 from ..data.datasets import captions_key, captions_root
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD
-from .captions import KEYWORD_POS, keyword_spans, read_captions, split_columns, truncate_caption
+from cis_nb.mining.captions import (
+    KEYWORD_POS,
+    SkipCounter,
+    keyword_spans,
+    map_in_order,
+    read_captions,
+    split_columns,
+    truncate_caption,
+)
 from .parsers import find_parser, load_parser, parser_for, parser_name
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #341d57df
@@ -114,24 +124,13 @@ def literal_mask_ids(text: str) -> list:
     return ids[:MAX_TOKENS]
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #483ab3a8
-@contextmanager
-def open_text(path: Path, mode: str, **kw):
-    "An open text file, unpacked if its name ends in .gz; `ValueError` if it is damaged."
-    try:
-        with (gzip.open if path.suffix == '.gz' else open)(path, mode, **kw) as f:
-            yield f
-    except (EOFError, OSError, zlib.error) as e:
-        remedy = 'is the file complete? Get it again, or pack it again'
-        raise ValueError(f'{path}: cannot be read ({e}); {remedy}') from None
-
-
 def stream_lines(path: Path, most: int = 1 << 16):
-    "Yield the lines of a text file, each cut to `most` characters."
-    with open_text(path, 'rt', encoding='utf-8-sig', errors='surrogateescape') as f:
-        while line := f.readline(most):
+    "Yield the lines of a text file, each cut to `most` characters; `ValueError` if it is damaged."
+    with open_unpacked(path) as f, io.TextIOWrapper(f, 'utf-8-sig', 'surrogateescape') as text:
+        while line := text.readline(most):
             yield line
             while len(line) == most and line[-1] != '\n':
-                line = f.readline(most)
+                line = text.readline(most)
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #2de6e6f5
 def _is_text(line: bytes) -> bool:
@@ -150,7 +149,7 @@ def is_binary(block: bytes) -> bool:
 def hash_text(path: Path) -> dict:
     "SHA-256 of the unpacked text of a file, and the number of its lines; `ValueError` if it is not text."
     h, lines, last = hashlib.sha256(), 0, b''
-    with open_text(path, 'rb') as f:
+    with open_unpacked(path) as f:
         while block := f.read(1 << 20):
             if not last and is_binary(block):
                 raise ValueError(
@@ -218,14 +217,6 @@ def sources_of(sources) -> list:
     return found
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #34cc5e99
-class SkipCounter(Counter):
-    "Counts what was left out, without names: those of a million lines would fill the memory."
-
-    def add(self, reason: str, name):
-        "Count a reason; the name is not kept."
-        self[reason] += 1
-
-
 def normalize_lines(lines, first: int = 0, table: bool = False) -> tuple:
     "[(number, normalised caption)] of lines of a text, numbered from `first`, and {reason: number left out}."
     left, found = SkipCounter(), []
@@ -313,23 +304,6 @@ def _join(folder: Path, parts, name: str, sizes: str):
             f.write(_part(p, name).tobytes())
     np.save(folder / f'{name}-starts.npy', starts)
 
-# %% ../../nbs/03_mining/04_corpora.ipynb #bd42e713
-def map_in_order(work, jobs, workers: int):
-    "Yield the results of all jobs in their order; at most two jobs per process are taken ahead."
-    if workers <= 1:
-        yield from map(work, jobs)
-        return
-    pool, waiting = fresh_pool(workers, __name__), deque()
-    try:
-        for job in jobs:
-            waiting.append(pool.submit(work, job))
-            if len(waiting) >= 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
 # %% ../../nbs/03_mining/04_corpora.ipynb #29418def
 def _portions(folder: Path, texts, portion: int, *how):
     "Yield the portions of all sources, one after the other."
@@ -365,7 +339,7 @@ def _mark_portions(folder: Path, sources, texts, sizes, portion: int, processes,
     missing = (j for j in portions if not _whole(j.path))
     n = sum(-(-size // portion) for size in sizes) - len(list(folder.glob('part-*.npz')))
     enough = machine()['cores'] if sum(sizes) > FEW else 1
-    done = map_in_order(_marked, missing, min(n, processes or enough))
+    done = map_in_order(_marked, missing, min(n, processes or enough), __name__)
     try:
         for _ in progress(done, 'marking captions', 'portion', n):
             pass

@@ -312,10 +312,11 @@ def train(
     dtype: str = 'auto',  # 'auto', 'float32', 'bfloat16'
     device: str = 'auto',  # 'auto', 'cpu', 'cuda'
 ) -> pd.DataFrame:  # the history, a row per interval
-    """Train an objective, from its last checkpoint if there is one, and save the best weights. ValueError if `steps` is
+    """Train an objective, from its last checkpoint if there is one, and save the best weights. ValueError if a count is
     below 1; FloatingPointError if a loss or gradient is not finite."""
-    if steps < 1:
-        raise ValueError(f'steps must be an integer ≥ 1, got {steps}')
+    for name, value in (('steps', steps), ('batch_size', batch_size), ('log_every', log_every), ('workers', workers)):
+        if value < 1:
+            raise ValueError(f'{name} must be an integer ≥ 1, got {value}')
     folder, acc, modules = Path(folder), accelerator_for(device, dtype), objective.modules
     folder.mkdir(parents=True, exist_ok=True)
     make = batch_maker(objective, batch_size, seed, acc)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['recall_ks', 'recall_curves', 'query_strip', 'RankedQueries', 'Evaluation', 'RetrievalValidation', 'query_features',
-           'write_net', 'run_folder', 'read_net', 'check_backbone']
+           'write_net', 'ReceiptOfTraining', 'run_folder', 'read_net', 'check_backbone']
 
 # %% ../../nbs/05a_training/01_validation.ipynb #a5575c0e
 import json
@@ -17,6 +17,8 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
+from .checkpoints import check_kinds
+from ..core.documents import Document, read_json
 from ..backbones.features import TextMemory
 from ..core.plotting import color, page, show_grid
 from ..core.store import store_root
@@ -165,12 +167,20 @@ def write_net(
     return folder
 
 
+class ReceiptOfTraining(Document):
+    "What is read of the receipt of a training."
+
+    runs: list[str]
+
+
 def run_folder(folder) -> Path:
     "The run of a folder: the folder itself, or for a report the first run that its receipt names."
     receipt = Path(folder) / 'receipt.json'
     if not receipt.is_file():
         return Path(folder)
-    return store_root() / json.loads(receipt.read_text(encoding='utf-8'))['runs'][0]
+    if not (runs := read_json(receipt, ReceiptOfTraining, 'run the training again')['runs']):
+        raise ValueError(f'{receipt} names no run, so {folder} is no report on a training')
+    return store_root() / runs[0]
 
 # %% ../../nbs/05a_training/01_validation.ipynb #a9dbfd4a
 def read_net(
@@ -187,7 +197,9 @@ def read_net(
     try:
         about = json.loads(file.with_suffix('.json').read_text(encoding='utf-8'))
         net = make(about)
-        net.load_state_dict(load_file(file))
+        tensors = load_file(file)
+        check_kinds(tensors, net.state_dict())
+        net.load_state_dict(tensors)
     except Exception as e:
         raise ValueError(f'{file} or its .json is damaged ({str(e)[:200]}): delete the folder and train again') from e
     return net.eval(), about

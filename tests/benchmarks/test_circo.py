@@ -83,7 +83,7 @@ def test_a_list_of_images_without_numbers_is_named(tmp_path):
         )
     )
     (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text('{"images": [{"id": 1}]}')
-    with pytest.raises(ValueError, match='image_info_unlabeled2017.json: images need id and file_name'):
+    with pytest.raises(ValueError, match="image_info_unlabeled2017.json, images.0.: has no 'file_name'"):
         circo_image_names(read_circo(tmp_path))
     (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text(
         '{"images": [{"id": 1, "file_name": "../../1.jpg"}]}'

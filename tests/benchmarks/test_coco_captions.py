@@ -209,11 +209,11 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     'text, why',
     [
-        ('{"images": []}', "'images' must be a list with entries"),
-        ('[]', "'images' must be a list"),
+        ('{"images": []}', "has no 'annotations'"),
+        ('[]', 'is list, not an object'),
         ('{"images": [3]}', r'images\[0\]: is int'),
         ('{"images": [{"id": "1", "file_name": "a"}]}', "id is '1', not int"),
-        ('{"images": [{"id": 1, "file_name": "a"}]}', "'annotations' must be a list"),
+        ('{"images": [{"id": 1, "file_name": "a"}]}', "has no 'annotations'"),
         ('{"images"', 'may be cut off'),
         ('{"images": [{"id": true, "file_name": "a"}]}', 'id is True, not int'),
         (
@@ -243,7 +243,7 @@ def test_damaged_captions_are_named(tmp_path, text, why):
         ('{"1": [true]}', 'True is not a number'),
         ('{"1": [-4]}', '-4 is not a number'),
         ('{"1": [1000], "01": [1001]}', 'query 1 occurs twice'),
-        ('{"1": [1000], "1": [1000]}', 'query 1 occurs twice'),
+        ('{"1": [1000], "1": [1000]}', "'1' occurs twice"),
         ('{"1": [1000, "1000"]}', '1000 is listed twice'),
         ('{"1000": [1]}', 'query 1000 is no image'),
         ('{"1": [1]}', 'query 1: 1 is no caption'),

@@ -138,10 +138,10 @@ DAMAGED = [
     (dict(names='["B0",'), 'split.dress.val.json is not JSON'),
     (dict(queries=''), 'not JSON'),
     (dict(queries=[]), 'cap.dress.val.json: expected a list that is not empty'),
-    (dict(queries={'a': 1}), 'expected a list that is not empty, not dict'),
+    (dict(queries={'a': 1}), 'is dict, not list'),
     (dict(names=[]), 'split.dress.val.json: expected a list that is not empty'),
-    (dict(names={'B0': './B0.png'}), 'not dict'),
-    (dict(names='null'), 'not NoneType'),
+    (dict(names={'B0': './B0.png'}), 'is dict, not list'),
+    (dict(names='null'), 'is NoneType, not list'),
     (dict(queries=['B0']), 'entry 0: is str, not an object'),
     (dict(queries=but(candidate=...)), "entry 0: has no 'candidate'"),
     (dict(queries=but(target=...)), "entry 0: has no 'target'"),
@@ -151,13 +151,13 @@ DAMAGED = [
     (dict(queries=but(captions='is red')), "captions is 'is red', not list"),
     (dict(queries=but(captions=['a'])), 'captions must be two sentences'),
     (dict(queries=but(captions=['a', 'b', 'c'])), 'captions must be two sentences'),
-    (dict(queries=but(captions=['a', None])), 'captions must be two sentences'),
+    (dict(queries=but(captions=['a', None])), r'captions[1] is None, not str'),
     (dict(queries=but(captions=['', ' . '])), 'entry 0: captions are both empty'),
     (dict(queries=but(target='B99')), "entry 0: target 'B99' is not in the list of images"),
     (dict(queries=but(candidate='B99')), "entry 0: candidate 'B99' is not in the list of images"),
     (dict(queries=but(target='B0')), 'the target is the candidate itself'),
     (dict(names=[*NAMES, 'B7', 'B8']), "'B7' is repeated; 2 such"),
-    (dict(names=[*NAMES, 5]), 'entry 30: 5 is not an image name'),
+    (dict(names=[*NAMES, 5]), 'entry 30: is int, not str'),
 ]
 OUTSIDE = ['../../etc/passwd', '/etc/passwd', 'a/b', 'a\\b', 'C:a', '..', '.', '', 'a\n', 'a.jpg', 'é']
 
@@ -244,7 +244,7 @@ def test_a_test_split_is_asked_only_where_its_answers_are(tmp_path):
     targets = tmp_path / 'captions/targets.dress.test.json'
     for wrong, why in (
         (['B1'], 'expected a list of 3 targets'),
-        ({'0': 'B1'}, 'expected a list of 3 targets'),
+        ({'0': 'B1'}, 'is dict, not list'),
         (['B1', 'B2', 'B99'], 'targets.dress.test.json, entry 2: target'),
         (['B0', 'B2', 'B4'], 'entry 0: the target is the candidate'),
     ):

@@ -78,10 +78,10 @@ def write(root, c=None, pictures=(), split='val'):
     'text, why',
     [
         ('{"images": ', 'is not JSON'),
-        ('[]', "'images' is missing"),
-        ('{}', "'images' is missing"),
-        ('{"images": [], "annotations": [], "categories": []}', "'images' is missing, empty"),
-        ('{"images": {}, "annotations": [], "categories": []}', 'no list'),
+        ('[]', 'is list, not an object'),
+        ('{}', "has no 'images'"),
+        ('{"images": [], "annotations": [], "categories": []}', "the list 'images' is empty"),
+        ('{"images": {}, "annotations": [], "categories": []}', 'images is {}, not list'),
     ],
 )
 def test_what_is_no_instances_file(tmp_path, text, why):
@@ -96,7 +96,7 @@ RUNS = dict(size=[H, W], counts=[0, W * H])
 @pytest.mark.parametrize(
     'field, n, change, why',
     [
-        ('images', 0, dict(id=None), "images 0: has no 'id'"),
+        ('images', 0, dict(id=None), r"images\[0\]: has no 'id'"),
         ('images', 0, dict(id='1'), "id is '1', not int"),
         ('images', 1, dict(id=1), 'images use an id twice'),
         ('images', 0, dict(file_name='../../etc/passwd'), 'is no plain name'),
@@ -107,11 +107,11 @@ RUNS = dict(size=[H, W], counts=[0, W * H])
         ('images', 0, dict(height=0), 'has the size 40 x 0'),
         ('images', 1, dict(file_name='000000000001.jpg'), 'two images have the same name'),
         ('annotations', 1, dict(id=1), 'annotations use an id twice'),
-        ('annotations', 1, dict(bbox=None), "annotations 1: has no 'bbox'"),
+        ('annotations', 1, dict(bbox=None), r"annotations\[1\]: has no 'bbox'"),
         ('annotations', 1, dict(bbox=[1, 2, 3]), 'bbox needs'),
         ('annotations', 1, dict(bbox=[1, 2, -3, 4]), 'bbox needs'),
         ('annotations', 1, dict(bbox=[1, 2, '3', 4]), 'bbox needs'),
-        ('annotations', 1, dict(bbox=[1, 2, float('nan'), 4]), 'bbox needs'),
+        ('annotations', 1, dict(bbox=[1, 2, float('nan'), 4]), 'NaN is no number of JSON'),
         ('annotations', 1, dict(bbox=[40.0, 0.0, 3.0, 4.0]), 'lies outside'),
         ('annotations', 1, dict(bbox=[-9.0, 0.0, 3.0, 4.0]), 'lies outside'),
         ('annotations', 1, dict(image_id=77), 'image_id 77'),

@@ -254,3 +254,24 @@ def test_pages_look_as_they_should(smoke, browser, tmp_path, width):
         with Image.open(tmp_path / 'page.png') as im:
             trouble += [f'{p.name} is blank'] if np.asarray(im.convert('L'), float).std() < 5 else []
     assert not trouble, '\n'.join(trouble)
+
+
+@pytest.mark.browser
+@pytest.mark.e2e
+def test_names_and_captions_are_shown_as_text(project, browser):
+    "Scripts in a plugin's title, in captions, cells, results, parameters and the name of a parameter file."
+    project.chapter('01_markup', "name: '<script>window.hostile=2</script>'\n", variant='.<b onclick=x>')
+    rc, said = project.book()
+    assert rc == 0, said
+    pages = [p for p in project.report('html').glob('*.html') if 'hostile' in p.read_text(encoding='utf-8')]
+    assert len(pages) > 1  # the page itself, and the front page with its finding
+    for page in pages:
+        browser.open(page)
+        found = browser.js(
+            '({ran: window.hostile, handlers: document.querySelectorAll("[onerror], [onclick=x]").length, '
+            'scripts: [...document.querySelectorAll("script")].filter(s => s.text.includes("hostile")).length, '
+            'links: [...document.querySelectorAll("a")].filter(a => a.protocol=="javascript:" '
+            '&& a.href.includes("hostile")).length, text: document.body.innerText})'
+        )
+        assert not found.get('ran') and not found['handlers'] and not found['scripts'] and not found['links'], page
+        assert 'window.hostile=1' in found['text']

@@ -5,12 +5,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pandas as pd
+from hostile import COUNTS, report
 
 from cis_nb.core.store import machine, versions
 
 
 def pytest_terminal_summary(terminalreporter):
     "Tests count with `record_property('faults', dict(group, what, measure=number, …))`."
+    if COUNTS:
+        terminalreporter.section('hostile input')
+        terminalreporter.write_line(report())
     reports = [r for outcome in ('passed', 'failed') for r in terminalreporter.getreports(outcome)]
     found = [value for r in reports for key, value in r.user_properties if key == 'faults']
     if not found:

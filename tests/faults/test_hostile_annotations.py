@@ -1,0 +1,305 @@
+"Annotation files of all data sets, each changed in every way: a clear error with the file, or handled and counted."
+
+import gzip
+import json
+import re
+
+import pytest
+from annotations import coco_root, random_instances, random_scenes, vaw_root
+from hostile import attack, json_changes, text_changes, gz_changes
+
+from cis_nb.benchmarks.circo import circo_image_names, check_circo_submission, read_circo
+from cis_nb.benchmarks.cirr import check_cirr_submission, read_cirr
+from cis_nb.benchmarks.coco_captions import read_coco_captions, read_ground_truth, read_split_ids
+from cis_nb.benchmarks.domain_conversion import read_lists
+from cis_nb.benchmarks.fashioniq import read_fashioniq
+from cis_nb.benchmarks.genecis import read_templates, templates_file
+from cis_nb.benchmarks.genecis_construction import Rules, build_genecis, read_panoptic, read_vaw
+from cis_nb.benchmarks.lrvsf_search import read_bootstrap
+from cis_nb.benchmarks.mit_states import for_test, read_states
+from cis_nb.benchmarks.object_composition import read_instances
+from cis_nb.methods.task_specific import attribute_types
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
+JSON = (json_changes, text_changes)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding='utf-8')
+    return path
+
+
+def test_genecis(tmp_path):
+    coco_root(tmp_path, random_scenes(5))
+    vaw_root(tmp_path, random_instances(5))
+    built = build_genecis(tmp_path, n=2, rules=Rules(6, 4), seed=1)
+    for task in ('focus_attribute', 'change_object'):
+        path = write(tmp_path / 'genecis' / f'{task}.json', read_templates(templates_file(built, task)))
+        assert attack('GeneCIS templates', path, lambda: (read_templates(path), {}), JSON) == []
+    packed = path.with_suffix('.json.gz')
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    assert attack('GeneCIS templates', packed, lambda: (read_templates(packed), {}), [gz_changes]) == []
+
+
+def test_panoptic(tmp_path):
+    coco_root(tmp_path, random_scenes(5, n=6))
+    path = tmp_path / 'annotations/panoptic_val2017.json'
+
+    def read():
+        found = read_panoptic(tmp_path)
+        return found, found.notes
+
+    assert attack('COCO panoptic', path, read, JSON, names=['panoptic_val2017']) == []
+
+
+def number_changes(data: bytes):
+    "(name, bytes): numbers of the right type that cannot be."
+    for name, value in (('zero', 0), ('negative', -5), ('too large', 10**9)):
+        doc = json.loads(data)
+        doc['annotations'][0]['segments_info'][0]['area'] = value
+        yield f'area {name}', json.dumps(doc).encode()
+    for name, value in (('zero', 0), ('negative', -640), ('too small', 1)):
+        doc = json.loads(data)
+        doc['images'][0]['width'] = value
+        yield f'width {name}', json.dumps(doc).encode()
+    for field in ('images', 'annotations', 'categories'):
+        doc = json.loads(data)
+        doc[field].append(doc[field][0])
+        yield f'{field}: the first one twice', json.dumps(doc).encode()
+
+
+def test_panoptic_numbers(tmp_path):
+    coco_root(tmp_path, random_scenes(5, n=6))
+    path = tmp_path / 'annotations/panoptic_val2017.json'
+
+    def read():
+        found = read_panoptic(tmp_path)
+        return found, found.notes
+
+    assert attack('COCO panoptic', path, read, [number_changes], places=False) == []
+
+
+KEYS = r'\S+: missing$'  # keys of an object that are data, such as names: without one the file holds less
+
+
+def test_vaw(tmp_path):
+    vaw_root(tmp_path, random_instances(5, n=30))
+
+    def read():
+        found = read_vaw(tmp_path)
+        return (found.table, found.labels, found.types), found.notes
+
+    for name in ('val', 'attribute_types'):
+        keys = KEYS if name == 'attribute_types' else ''
+        assert attack('VAW', tmp_path / f'vaw/{name}.json', read, JSON, valid_too=keys) == []
+    path = tmp_path / 'vaw/attribute_types.json'
+    assert attack('VAW', path, lambda: (attribute_types(tmp_path), {}), JSON, valid_too=KEYS) == []
+
+
+def cirr_root(root):
+    names = [f'dev-{i}-0-img0' for i in range(6)]
+    entry = dict(
+        pairid=7,
+        reference=names[0],
+        target_hard=names[1],
+        target_soft={names[1]: 1.0},
+        caption='is red',
+        img_set=dict(id=1, members=names, reference_rank=0, target_rank=1),
+    )
+    other = dict(entry, pairid=8, reference=names[2], target_hard=names[3], target_soft={names[3]: 1.0})
+    for split in ('val', 'test1'):
+        write(root / f'cirr/captions/cap.rc2.{split}.json', [entry, other])
+        write(root / f'cirr/image_splits/split.rc2.{split}.json', {n: f'./dev/{n}.png' for n in names})
+    write(root / 'cirr/targets.test1.json', {'7': names[1], '8': names[3]})
+    return root, names
+
+
+def test_cirr(tmp_path):
+    root, names = cirr_root(tmp_path)
+    for split, files in dict(val=('captions', 'image_splits'), test1=('captions', 'image_splits', 'targets')).items():
+        for file in files:
+            prefix = dict(captions='cap.rc2.', image_splits='split.rc2.', targets='').get(file)
+            path = root / 'cirr' / (f'targets.{split}.json' if file == 'targets' else f'{file}/{prefix}{split}.json')
+
+            def read():
+                found = read_cirr(root, split)
+                return (found.entries, found.files, found.targets), {}
+
+            files = ['cap.rc2', 'split.rc2']
+            assert attack('CIRR', path, read, JSON, file != 'targets', files, unread(split)) == []
+
+
+def unread(split: str) -> str:
+    "Fields that no number depends on: they are kept as they are in the file."
+    hard = r'|target_hard' if split == 'test1' else ''
+    return rf'(img_set\.(id|reference_rank|target_rank)|target_soft\S*{hard}): '
+
+
+def test_cirr_submission(tmp_path):
+    root, names = cirr_root(tmp_path)
+    c = read_cirr(root, 'val')
+    path = write(
+        tmp_path / 'lists.json',
+        dict(version='rc2', metric='recall_subset', **{'7': names[1:4], '8': names[:2] + names[4:5]}),
+    )
+    assert attack('submissions', path, lambda: (check_cirr_submission(path, c), {}), JSON) == []
+
+
+def circo_root(root):
+    entry = dict(
+        id=0,
+        reference_img_id=10,
+        target_img_id=11,
+        gt_img_ids=[11, 12],
+        relative_caption='is red',
+        shared_concept='a dog',
+        semantic_aspects=['addition'],
+    )
+    write(root / 'circo/annotations/val.json', [entry, dict(entry, id=1)])
+    images = [dict(id=i, file_name=f'{i:012d}.jpg') for i in range(10, 70)]
+    write(root / 'circo/annotations/image_info_unlabeled2017.json', dict(images=images))
+    return root
+
+
+def test_circo(tmp_path):
+    root = circo_root(tmp_path)
+
+    def read():
+        found = read_circo(root, 'val')
+        return (found.entries, found.targets, circo_image_names(found)), {}
+
+    for name in ('val', 'image_info_unlabeled2017'):
+        assert attack('CIRCO', root / f'circo/annotations/{name}.json', read, JSON) == []
+    path = write(tmp_path / 'lists.json', {str(q): list(range(11, 61)) for q in range(2)})
+    c = read_circo(root, 'val')
+    assert attack('submissions', path, lambda: (check_circo_submission(path, c), {}), JSON) == []
+
+
+def test_fashioniq(tmp_path):
+    folder = tmp_path / 'fashioniq'
+    entry = dict(candidate='B0', target='B1', captions=['is red', 'is long'])
+    write(folder / 'captions/cap.dress.val.json', [entry, dict(entry, candidate='B2')])
+    write(folder / 'image_splits/split.dress.val.json', ['B0', 'B1', 'B2'])
+
+    def read():
+        found = read_fashioniq(tmp_path, 'dress', 'val')
+        return (found.entries, found.names, found.targets), {}
+
+    for path in folder.glob('*/*.json'):
+        assert attack('FashionIQ', path, read, JSON) == []
+
+
+def test_coco_captions(tmp_path):
+    images = [dict(id=i, file_name=f'{i}.jpg') for i in (1, 2)]
+    captions = [dict(id=10 * i, image_id=i, caption=f'image {i}') for i in (1, 2)]
+    path = write(tmp_path / 'captions_val2014.json', dict(images=images, annotations=captions))
+    assert attack('COCO captions', path, lambda: (read_coco_captions(path), {}), JSON) == []
+    c = read_coco_captions(path)
+    for way, found in dict(image_to_caption={'1': [10], '2': [20]}, caption_to_image={'10': [1], '20': [2]}).items():
+        write(tmp_path / f'cxc_{way}.json', found)
+    for way in ('image_to_caption', 'caption_to_image'):
+        file = tmp_path / f'cxc_{way}.json'
+        read = lambda: (read_ground_truth(tmp_path, 'cxc', c), {})  # noqa: E731
+        assert attack('COCO captions', file, read, JSON, valid_too=KEYS) == []
+    path = write(
+        tmp_path / 'dataset_coco.json', dict(images=[dict(cocoid=3, split='test'), dict(cocoid=4, split='val')])
+    )
+    assert attack('COCO captions', path, lambda: (read_split_ids(path), {}), JSON) == []
+
+
+def test_coco_captions_twice(tmp_path):
+    "An id or a file name that is used twice."
+
+    def changes(data):
+        for field, key in (('images', 'id'), ('images', 'file_name'), ('annotations', 'id')):
+            doc = json.loads(data)
+            doc[field][1][key] = doc[field][0][key]
+            yield f'{field}.{key} twice', json.dumps(doc).encode()
+
+    images = [dict(id=i, file_name=f'{i}.jpg') for i in (1, 2)]
+    captions = [dict(id=10 * i, image_id=i, caption=f'image {i}') for i in (1, 2)]
+    path = write(tmp_path / 'captions_val2014.json', dict(images=images, annotations=captions))
+    assert attack('COCO captions', path, lambda: (read_coco_captions(path), {}), [changes], places=False) == []
+
+
+def test_instances(tmp_path):
+    doc = dict(
+        images=[dict(id=1, file_name='1.jpg', width=20, height=10)],
+        annotations=[
+            dict(
+                id=1,
+                image_id=1,
+                category_id=3,
+                bbox=[1.5, 1.0, 5.0, 5.0],
+                iscrowd=0,
+                segmentation=[[1.0, 1.0, 5.0, 1.0, 5.0, 5.0]],
+            ),
+            dict(
+                id=2,
+                image_id=1,
+                category_id=3,
+                bbox=[1.0, 1.0, 5.0, 5.0],
+                iscrowd=1,
+                segmentation=dict(counts=[100, 100], size=[10, 20]),
+            ),
+        ],
+        categories=[dict(id=3, name='dog')],
+    )
+    path = write(tmp_path / 'coco/annotations/instances_val2017.json', doc)
+
+    def read():
+        found = read_instances(tmp_path, 'val')
+        return (found.images, found.objects, found.names), found.left_out.counts()
+
+    assert attack('COCO instances', path, read, JSON) == []
+    doc['annotations'].reverse()
+    write(path, doc)
+    assert attack('COCO instances', path, read, JSON) == []
+
+
+def list_changes(data: bytes):
+    "(name, bytes): damage that a list of lines shows."
+    yield from (
+        (name, changed) for name, changed in text_changes(data) if name not in ('cut in half', 'zeros in front')
+    )
+
+
+def test_mit_states(tmp_path):
+    for pair in ('broken camera', 'old camera', 'wet dog', 'dry dog'):
+        (tmp_path / 'mit-states/images' / pair).mkdir(parents=True)
+        (tmp_path / 'mit-states/images' / pair / '0.jpg').touch()
+    path = write(tmp_path / 'mit-states/test_nouns.txt', 'camera\ndog\n')
+
+    def read():
+        found = for_test(read_states(tmp_path))
+        return found.table, found.left_out
+
+    bad = attack('MIT-States', path, read, [list_changes])
+    assert [
+        b for b in bad if not re.search('(gone|link to nowhere|link to itself): silent', b)
+    ] == []  # the official 49
+
+
+def test_domain_lists(tmp_path):
+    folder = tmp_path / 'imgnet'
+    write(folder / 'imgnet_real_query.txt', 'imgnet/real/a.jpg 1\nimgnet/real/b.jpg 2\n')
+    write(folder / 'imgnet_targets.txt', 'imagenet-r/c.jpg 1\nimagenet-r/d.jpg 1002\nimgnet/real/a.jpg 6001\n')
+    write(folder / 'domains.txt', '0 cartoon\n1 origami\n6 real\n')
+
+    def read():
+        found = read_lists(tmp_path)
+        return (found.table, found.queries, found.real), found.left_out
+
+    for path in folder.iterdir():
+        names = {p.name for p in folder.iterdir()}
+        # without a list of names, the official ones
+        free = 'domains.txt, (gone|a link)'
+        assert attack('domain lists', path, read, [list_changes], names=names, valid_too=free) == []
+
+
+def test_bootstrap(tmp_path):
+    path = write(
+        tmp_path / 'bootstrap.json', dict(test_subsets=[['a', 'b'], ['b', 'c']], dist_2_subsets=[['0', 1], ['2', '3']])
+    )
+    assert attack('LRVS-F', path, lambda: (read_bootstrap(path), {}), JSON, valid_too=KEYS) == []

@@ -1,0 +1,261 @@
+"Hostile input: one file of a small valid data set is changed in one way, the set is read, and the outcome is told."
+
+import gzip
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+OUTCOMES = ('clear error', 'handled', 'counted', 'valid too', 'silent', 'raw', 'hang')
+COUNTS = {}  # what is read -> Counter of outcomes
+CLEAR = (ValueError, FileNotFoundError)  # exactly these, so that none of Python's own errors passes
+SECONDS = 10  # a case that takes longer hangs
+
+
+class Hang(BaseException):
+    "A case took too long."
+
+
+def plain(value):
+    "A result as text and numbers that can be compared."
+    if isinstance(value, pd.DataFrame):
+        return value.astype(str).to_csv(index=False)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [plain(v) for v in (sorted(value, key=str) if isinstance(value, set) else value)]
+    return str(value)
+
+
+def _alarm(*_):
+    raise Hang
+
+
+def call(read) -> tuple:  # content, counts, error
+    "What a reader gives, or how it fails."
+    before = signal.signal(signal.SIGALRM, _alarm)
+    signal.alarm(SECONDS)
+    start = time.monotonic()
+    try:
+        content, counts = read()
+        return plain(content), plain(counts), None
+    except (Exception, Hang) as e:
+        return None, None, e if time.monotonic() - start < SECONDS else Hang()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(found: tuple, valid: tuple, names: set) -> str:
+    "One of `OUTCOMES`; `names`: a clear error has one of them in its message."
+    content, counts, error = found
+    if isinstance(error, Hang):
+        return 'hang'
+    if error is not None:
+        clear = type(error) in CLEAR and any(n in str(error) for n in names)
+        return 'clear error' if clear else 'raw'
+    if counts != valid[1]:
+        return 'counted'
+    return 'handled' if content == valid[0] else 'silent'
+
+
+def steps_of(doc, depth=0):
+    "Paths to one example of each place in a document: all keys of an object, the first entry of a list."
+    if depth > 5:
+        return
+    items = list(doc.items())[:12] if isinstance(doc, dict) else list(enumerate(doc))[:1]
+    for key, value in items:
+        yield (key,)
+        if isinstance(value, (dict, list)):
+            yield from ((key, *rest) for rest in steps_of(value, depth + 1))
+
+
+RAW_TEXTS = {  # as they are written into JSON
+    'null': 'null',
+    'text': '"x"',
+    'list': '[["x"]]',
+    'object': '{"x": 1}',
+    'true': 'true',
+    'half': '0.5',
+    'not a number': 'NaN',
+    'huge integer': '1' + '0' * 5000,
+    'integer of 70 bits': str(2**70),
+    'infinite': '1e999',
+    'lone surrogate': '"\\ud800"',
+    'deep': '[' * 3000 + ']' * 3000,
+}
+KIND_OF = {str: ('text',), bool: ('true',), int: (), float: ('half',), list: ('list',), dict: ('object',)}
+MARK = 'hostile-mark'
+
+
+def replaced(doc, steps, value):
+    "A copy of a document with another value at a place."
+    if not steps:
+        return value
+    key, *rest = steps
+    new = dict(doc) if isinstance(doc, dict) else list(doc)
+    new[key] = replaced(doc[key], rest, value)
+    return new
+
+
+def without(doc, steps):
+    "A copy of a document without one key."
+    key, *rest = steps
+    new = dict(doc) if isinstance(doc, dict) else list(doc)
+    if rest:
+        new[key] = without(doc[key], rest)
+    else:
+        del new[key]
+    return new
+
+
+def at(doc, steps):
+    for s in steps:
+        doc = doc[s]
+    return doc
+
+
+def json_changes(data: bytes):
+    "(name, bytes): values of another type, missing keys, keys given twice, another root."
+    doc = json.loads(data)
+    for root in ('[]', '{}', '3', 'null', '"x"', '[[]]', '[3]', '{"x": [3]}'):
+        if type(json.loads(root)) is not type(doc) or len(root) > 2:
+            yield f'root {root}', root.encode()
+    for steps in steps_of(doc):
+        value = at(doc, steps)
+        name = '.'.join(map(str, steps))
+        marked = json.dumps(replaced(doc, steps, MARK))
+        for kind, text in RAW_TEXTS.items():
+            if kind not in KIND_OF.get(type(value), ()):
+                yield f'{name}: {kind}', marked.replace(f'"{MARK}"', text, 1).encode()
+        if isinstance(steps[-1], str):
+            yield f'{name}: missing', json.dumps(without(doc, steps)).encode()
+            twice = f'{json.dumps(steps[-1])}: null, {json.dumps(steps[-1])}: "{MARK}"'
+            old = f'{json.dumps(steps[-1])}: "{MARK}"'
+            text = marked.replace(old, twice, 1).replace(f'"{MARK}"', json.dumps(value))
+            yield f'{name}: given twice', text.encode()
+
+
+def byte_changes(data: bytes):
+    "(name, bytes): another encoding, damage, nothing."
+    yield 'empty', b''
+    yield 'cut in half', data[: len(data) // 2]
+    yield 'zeros in front', bytes(64) + data[64:]
+    yield 'noise', np.random.default_rng(0).bytes(len(data))
+    yield 'an image', b'\x89PNG\r\n\x1a\n' + bytes(100)
+
+
+def text_changes(data: bytes):
+    "(name, bytes): the same for files of text."
+    yield from byte_changes(data)
+    yield 'UTF-16', data.decode().encode('utf-16')
+    yield 'a letter in latin-1', data[: len(data) // 2] + b'\xe9' + data[len(data) // 2 :]
+    yield 'a byte-order mark', b'\xef\xbb\xbf' + data
+
+
+def gz_changes(data: bytes):
+    "(name, bytes): damage of a packed file."
+    yield from byte_changes(data)
+    middle = len(data) // 2
+    yield 'damaged body', data[:middle] + bytes(b ^ 255 for b in data[middle : middle + 4]) + data[middle + 4 :]
+    yield 'wrong sum', data[:-8] + bytes(4) + data[-4:]
+    yield 'not packed', gzip.decompress(data)
+    yield 'a bomb', gzip.compress(bytes(300 << 20), 1)
+    yield 'rubbish behind', data + b'rubbish'
+
+
+def as_pipe(path: Path):
+    "A pipe; whoever still reads it when the time is over gets an end, also where no signal reaches the reader."
+    os.mkfifo(path)
+    timer = threading.Timer(SECONDS, lambda: os.close(os.open(path, os.O_RDWR)))
+    timer.daemon = True
+    timer.start()
+
+
+def as_folder(path: Path):
+    path.mkdir()
+
+
+def as_link(path: Path):
+    path.symlink_to('/nowhere/at/all')
+
+
+def as_loop(path: Path):
+    path.symlink_to(path.name)
+
+
+def as_endless(path: Path):
+    path.symlink_to('/dev/zero')
+
+
+def as_nothing(path: Path):
+    "No file."
+
+
+PLACES = {
+    'a pipe': as_pipe,
+    'a folder': as_folder,
+    'a link to nowhere': as_link,
+    'a link to itself': as_loop,
+    'an endless device': as_endless,
+    'gone': as_nothing,
+}
+
+
+def remove(path: Path):
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def cases(path: Path, changes, places: bool):
+    "(name, function that puts the changed file into place)."
+    data = path.read_bytes()
+    for kind in changes:
+        for name, changed in kind(data):
+            if changed != data:
+                yield name, lambda p, changed=changed: p.write_bytes(changed)
+    if places:
+        yield from PLACES.items()
+
+
+def attack(what: str, path: Path, read, changes, places=True, names=(), valid_too='') -> list:
+    """Read a set with `path` changed in every way; the outcomes are counted, and the faulty ones returned in words.
+    `valid_too`: a pattern of changes after which the file is valid and holds other data."""
+    data, valid, bad = path.read_bytes(), call(read), []
+    assert valid[2] is None, f'{what}: the valid set cannot be read: {valid[2]!r}'
+    for name, put in cases(path, changes, places):
+        remove(path)
+        try:
+            put(path)
+            found = call(read)
+        finally:
+            remove(path)
+            path.write_bytes(data)
+        said = outcome(found, valid, {path.name, *names})
+        if said == 'silent' and valid_too and re.search(valid_too, f'{path.name}, {name}'):
+            said = 'valid too'
+        COUNTS.setdefault(what, Counter())[said] += 1
+        if said in OUTCOMES[4:]:
+            bad.append(f'{path.name}, {name}: {said}: {found[2]!r:.300}')
+    return bad
+
+
+def report() -> str:
+    "The counts of all attacks as a table."
+    table = pd.DataFrame(COUNTS).T.reindex(columns=list(OUTCOMES)).fillna(0).astype(int)
+    table.loc['all'] = table.sum()
+    return table.assign(cases=table.sum(axis=1)).to_string()
