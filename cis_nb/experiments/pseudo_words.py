@@ -7,11 +7,11 @@ __all__ = ['CAPTION_ORDERS', 'PromptedBenchmark', 'prompted', 'prompted_pairs', 
            'composition_draws', 'whole_references', 'CompositionDraws', 'composition_readings', 'PublishedDomains',
            'domain_readings', 'counted_as_failures', 'no_mistake_row', 'task_columns', 'score_table', 'rank_table',
            'order_row', 'order_table', 'group_table', 'sets_table', 'scores_of', 'tuned_sum_of', 'validation_tasks',
-           'fusion_figure', 'steps_note', 'prompted_entries', 'published_names', 'prompt_scores',
+           'fusion_figure', 'training_steps_note', 'prompted_entries', 'published_names', 'prompt_scores',
            'with_published_prompt', 'prompt_table', 'rival_pairs', 'rival_differences', 'pair_table', 'lead_evidence',
            'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'checked_submission',
            'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr', 'paper_fashioniq',
-           'paper_pic2word_means', 'beside_printed']
+           'paper_pic2word_means', 'printed_and_run']
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #04900005
 from dataclasses import dataclass, replace
@@ -288,7 +288,7 @@ def fusion_figure(tuned: TunedSum, titles: dict) -> Page:
     return fig
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #de29b3ff
-def steps_note(trainings: list) -> str:
+def training_steps_note(trainings: list) -> str:
     "The lengths of the trainings of a page, in words, for below a table."
     configs = [training_config(t) for t in trainings]
     title = {c.method: api.method_style(api.get('method', c.method).variant(c)).title for c in configs}
@@ -472,7 +472,7 @@ def paper_pic2word_means() -> pd.DataFrame:
     return printed_table(printed.assign(backbone=source), heading, ['backbone', 'method'])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #3924f4a6
-def beside_printed(printed: pd.DataFrame, mine: pd.DataFrame, names: list) -> pd.DataFrame:
+def printed_and_run(printed: pd.DataFrame, mine: pd.DataFrame, names: list) -> pd.DataFrame:
     """Printed rows (method, backbone, values) and below those of a method its row of this run.
 
     `mine`: from `score_table`, whose headings are those of `printed` where both have a value; `names`: the titles of
