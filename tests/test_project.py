@@ -287,7 +287,7 @@ RUN = {  # requirements that are run or named, not imported, and where
     'nbdev': ('Makefile', 'bin/nbdev_export'),
     'pytest-xdist': ('Makefile', '-n 2 --dist'),
     'ruff': ('Makefile', 'bin/ruff'),
-    'snakemake': ('cis_nb/book/runner.py', "running_module('snakemake'"),
+    'snakemake': ('cis_nb/book/command_line.py', "running_module('snakemake'"),
     'sphinx': ('cis_nb/book/site.py', "running_module('sphinx'"),
     'myst-nb': ('cis_nb/assets/book/conf.py', "extensions = ['myst_nb']"),
     'sphinx-book-theme': ('cis_nb/assets/book/conf.py', "html_theme = 'sphinx_book_theme'"),
