@@ -4,13 +4,14 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 import tarfile
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.data.packed import CaptionedImages, open_image
-from cis_nb.data.image_folders import Place, Skipped, clean_caption, read_photos, tar_members, with_splits
+from cis_nb.data.image_folders import Place, Skipped, clean_caption, folder_key, read_photos, tar_members, with_splits
 from photo_folders import image, write_tar, side_by_side, folder
 
 quick = settings(
@@ -328,3 +329,13 @@ def test_flickr8k_is_read_whole():
     assert one.captions[1] == 'A girl going into a wooden building .' and open_image(
         Place(one.file, one.start, one['size']).read()
     ).size == (144, 144)
+
+
+def test_a_file_name_that_is_not_utf8_is_counted_and_stops_nothing(tmp_path):
+    root = folder(
+        tmp_path / 'r', 3, 'captions.csv', 'image,caption\n' + ''.join(f'{i:03}.jpg,a {i}\n' for i in range(3))
+    )
+    (root / os.fsdecode(b'caf\xe9.jpg')).write_bytes(image(1))
+    got = read_photos(root)
+    assert len(got.table) == 3 and got.skipped.counts() == {'file name that is not UTF-8': 1}
+    assert len(folder_key(root)) == 16
