@@ -453,7 +453,7 @@ def test_the_contents_list_every_chapter_with_its_result(project):
     'args, said',
     [
         (['run', 'quick', '06_evaluation/pseudo_words'], 'did you mean 06_evaluation/pseudo_words_'),
-        (['run', 'quick', '06_evaluation/pseudo_words_fashioniq_domains'], 'it is in full'),
+        (['run', 'quick', '06_evaluation/condition_transfer'], 'it is in full'),
         (['run', 'quick'], 'which experiment of quick'),
     ],
 )
