@@ -22,6 +22,17 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def signals_reach_children():
+    "What this process ignores, as below nohup, its children ignore too; what it catches reaches them."
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    for number in (number for number, handler in old.items() if handler is signal.SIG_IGN):
+        signal.signal(number, lambda *_: None)
+    yield
+    for number, handler in old.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def waiting(project):
     "A project with a chapter that waits."
@@ -32,7 +43,7 @@ def waiting(project):
 
 
 def next_call_works(project):
-    project.write('params/quick/01_waits.yaml', 'n: 0\n')
+    project.write('params/quick/01_waits.yaml', 'n: 1\n')
     rc, said = project.book()
     assert rc == 0 and '1 of 1' in said, said
 

@@ -414,7 +414,7 @@ def test_a_kill_leaves_nothing_finished_and_the_next_call_goes_on(project):
     assert (project.report('01_counts_runs') / 'receipt.json').exists() and not list(
         project.report('02_waits').glob('*')
     )
-    project.write('params/quick/02_waits.yaml', 'n: 0\n')
+    project.write('params/quick/02_waits.yaml', 'n: 1\n')
     rc, said = project.book()
     assert rc == 0 and '2 of 2' in said, said
     assert (project.home / 'runs.txt').read_text().split() == ['01_counts_runs']  # what was done is not done again
