@@ -157,7 +157,7 @@ def by_group(per_query: pd.DataFrame, groups: dict, titles: dict, seed: int = 0)
     h = hits(per_query).reset_index()
     reference = dict(zip(per_query.query_id, per_query.reference))
     h = h.assign(group=h.query_id.map(groups), reference=h.query_id.map(reference))
-    rows = []
+    rows, titles = [], {m: title for m, title in titles.items() if m in h}
     for name in [g for g in ('seen', 'unseen') if g in set(h.group)]:
         g = h[h.group == name]
         values = [bootstrap_ci(g[m], seed=seed, families=families_of(g)) for m in titles]
@@ -170,7 +170,8 @@ def group_leads(per_query: pd.DataFrame, groups: dict, pairs: list, seed: int = 
     q = per_query.assign(task=per_query.query_id.map(groups))
     q = q.assign(signed=100.0 * (q['rank'] <= 1) * np.where(q.task == 'unseen', 2, -2))
     found = {}
-    for a, b in pairs if {'seen', 'unseen'} <= set(q.task) else ():
+    ranked = [pair for pair in pairs if {*pair} <= {*q.method}]  # a late fusion that a task does not tune is not there
+    for a, b in ranked if {'seen', 'unseen'} <= set(q.task) else ():
         found |= {(a, b, g): contrast(q, {a: 1, b: -1}, tasks=[g], seed=seed) for g in ('seen', 'unseen')}
         found[a, b, 'change'] = contrast(q, {a: 1, b: -1}, of='signed', seed=seed)
     return found
