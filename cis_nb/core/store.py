@@ -25,6 +25,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+import importlib.metadata
 import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
