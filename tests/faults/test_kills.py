@@ -62,12 +62,12 @@ WORK = {  # the code of each kind of work; it says when it begins, and which fol
         """,
 }
 RUN = '\nimport time; print("begins", flush=True); start = time.monotonic(); work(); print(time.monotonic() - start)'
-VARYING = {'manifest.json', 'about.json'}  # they say when, how fast and where something was made
+VARYING = {'manifest.json', 'about.json', 'tensorboard'}  # they say when, how fast and where something was made
 
 
 def files_of(path: Path) -> dict:
     "The hashes of the files in a finished folder, by their names."
-    found = (p for p in sorted(path.rglob('*')) if p.is_file() and p.name not in VARYING)
+    found = (p for p in sorted(path.rglob('*')) if p.is_file() and not {p.name, p.parent.name} & VARYING)
     return {p.relative_to(path).as_posix(): digest(p) for p in found}
 
 
