@@ -49,7 +49,7 @@ from ..core.plotting import Page, color, forest, page
 from ..core.store import fingerprint, manifest
 from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
-from .combiner_ablations import OWN_COMPARISON, UNTESTED, claim_evidence, untested
+from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, claim_evidence, untested
 from cis_nb.experiments.comparison import (
     change,
     compare,
@@ -455,7 +455,7 @@ def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None
     ends = np.percentile(np.random.default_rng(0).chisquare(len(v) - 1, 100_000), [97.5, 2.5])
     low, high = v.std() * np.sqrt((len(v) - 1) / ends)
     what = f'standard deviation of R@1 over {len(v)} draws, {run.titles[method]}'
-    return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v))
+    return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v), role=BY_CONSTRUCTION)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
 PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained stands beside CompoDiff
@@ -535,14 +535,14 @@ def labelled_images(root) -> LabelledImages:
     return LabelledImages(source, list(paths), things, shown, path.parents[1] / path.stem, segments)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00024
-def negative_queries(images: LabelledImages, n: int, seed: int = 0) -> pd.DataFrame:
-    """At most `n` queries: query_id, reference, condition, wanted, forbidden, other (names of things). ValueError if no
-    image shows two things and leaves two out that others show."""
-    rng, rows = np.random.default_rng(seed), []
+def negative_queries(images: LabelledImages, n: int, seed: int = 0, without=()) -> pd.DataFrame:
+    """At most `n` queries: query_id, reference, condition, wanted, forbidden, other (names of things); references in
+    `without` are left out. ValueError if no other image shows two things and leaves two out that others show."""
+    rng, rows, without = np.random.default_rng(seed), [], {*without}
     frequent = images.shown.any(0)
     for k in rng.permutation(len(images.ids)):
         there, absent = np.flatnonzero(images.shown[k]), np.flatnonzero(~images.shown[k] & frequent)
-        if len(there) < 2 or len(absent) < 2:
+        if images.ids[k] in without or len(there) < 2 or len(absent) < 2:
             continue
         wanted, other = rng.choice(absent, 2, replace=False)
         names = [images.things[c] for c in (wanted, rng.choice(there), other)]

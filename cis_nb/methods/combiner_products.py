@@ -105,7 +105,6 @@ class ProductCombinerTraining(RetrievalValidation):
 
     name, betas = 'combiner_products', (0.9, 0.999)
     in_order = True  # `ProductStream` shuffles
-    selection_k = 10  # few of the first places are hits: R@1 is too coarse to choose by
 
     def __init__(
         self,
@@ -123,8 +122,10 @@ class ProductCombinerTraining(RetrievalValidation):
         symmetric: bool = False,
         seed: int = 0,
         pretrained: str = 'default',
+        selection_k: int = 10,
     ):
         self.backbone, self.net, self.tasks, self.condition, self.tune = backbone, net, tasks, condition, tune
+        self.selection_k = selection_k
         self.tune_steps, self.tune_lr, self.tau, self.symmetric = tune_steps, tune_lr, tau, symmetric
         self.pretrained, self.modules, self.tuning = pretrained, {'combiner': net}, tune_steps > 0
         self.counts, towers = pairs.skipped.counts(), TRAINED_TOWERS[tune]
@@ -287,7 +288,7 @@ class ProductCombinerPlugin(Plugin):
 
     def objective(self, backbone, config) -> ProductCombinerTraining:
         pairs, tasks = training_products(config, backbone.image_size)
-        same = 'batch_size steps condition tune tune_steps tune_lr tau symmetric seed pretrained'.split()
+        same = 'batch_size steps condition tune tune_steps tune_lr tau symmetric seed pretrained selection_k'.split()
         net = make_combiner(backbone.D, config).to(backbone.device)
         return ProductCombinerTraining(backbone, net, pairs, tasks, **{k: getattr(config, k) for k in same})
 
@@ -300,7 +301,7 @@ class ProductCombinerPlugin(Plugin):
             trained=f'{first}the Combiner, over the features of reference and condition',
             data=f'{config.samples:,} products of {config.data}: complex image, {config.condition}, simple image',
             loss='InfoNCE of queries against the products of the batch',
-            validation='R@10 among held-out products and distractors',
+            validation=f'R@{config.selection_k} among held-out products and distractors',
         )
 
     def training_samples(self, objective, config):

@@ -290,7 +290,6 @@ class CondViTTraining(RetrievalValidation):
 
     name, betas, decay_matrices_only = 'condvit', (0.9, 0.999), False
     in_order = True  # `ProductStream` shuffles
-    selection_k = 10  # few of the first places are hits: R@1 is too coarse to choose by
 
     def __init__(
         self,
@@ -305,8 +304,10 @@ class CondViTTraining(RetrievalValidation):
         tune: str = 'all',
         text_model: str = 'backbone',
         pretrained: str = 'default',
+        selection_k: int = 10,
     ):
         self.backbone, self.net, self.tasks, self.modules = backbone, net, tasks, {'condvit': net}
+        self.selection_k = selection_k
         self.warmup, self.tune, self.pretrained = warmup, one_of('tune', tune, ('all', 'new')), pretrained
         self.text_model, self.words = text_model, None
         self.counts = pairs.skipped.counts()
@@ -446,6 +447,7 @@ class ProductsConfig(TrainingConfig):
     val_samples: int = Field(40, ge=1, description='held-out products')
     distractors: int = Field(60, ge=0, description='further products in the held-out gallery')
     held_out: list[str] = Field([], description='words; products with one of them in a caption are left out')
+    selection_k: Literal[1, 10] = Field(10, description='the best weights have the highest R@k (published: 1)')
 
     @field_validator('products')
     @classmethod
@@ -553,7 +555,7 @@ class CondViTPlugin(Plugin):
             chosen['text_width'] = text_reader(config.text_model, backbone).D
         net = conditional_vit(backbone, config.seed, **chosen)
         torch.nn.init.constant_(net.logit_scale, math.log(config.scale))
-        given = {k: getattr(config, k) for k in ('batch_size', 'steps', 'warmup', 'seed')}
+        given = {k: getattr(config, k) for k in ('batch_size', 'steps', 'warmup', 'seed', 'selection_k')}
         given |= dict(tune=config.tune, text_model=config.text_model, pretrained=config.pretrained)
         return CondViTTraining(backbone, net, pairs, tasks, **given)
 
@@ -568,7 +570,7 @@ class CondViTPlugin(Plugin):
             trained=f'the image encoder, {reads}: projection and new parameters for {config.warmup} steps{then}',
             data=f'{config.samples:,} products of {config.data}: a complex image, the condition, a simple image',
             loss='symmetric InfoNCE between the queries and the products of a batch',
-            validation='R@10 among held-out products and distractors',
+            validation=f'R@{config.selection_k} among held-out products and distractors',
         )
 
     def training_samples(self, objective, config):

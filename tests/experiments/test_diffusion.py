@@ -144,6 +144,8 @@ def test_negative_queries_keep_their_promises():
         assert r.forbidden in there and r.wanted not in there and r.other not in there and r.wanted != r.other
     assert negative_queries(images, 3).equals(q[:3])
     assert not negative_queries(images, 100, seed=1).equals(q)
+    others = negative_queries(images, 100, seed=1, without=q.reference[:3])
+    assert len(others) == len(q) - 3 and not {*others.reference} & {*q.reference[:3]}
 
 
 def test_mask_queries_leave_out_masks_without_pixels():

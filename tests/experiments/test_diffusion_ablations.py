@@ -115,20 +115,23 @@ def test_the_ratio_of_slopes_tells_a_line_from_a_curve(power, ratio):
 
 
 def test_claims_on_steps_follow_scores_and_times():
-    run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (50, GOOD))})
-    line = constant({1: 2.0, 5: 6.0, 10: 11.0, 50: 51.0})
+    run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))})
+    line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
     said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 1.3, 3).items()}
     assert said == {'C11': 'reproduced', 'C12': 'reproduced', 'C13': 'undecided'}
-    curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 50: 510.0})
+    curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 1010.0})
     assert judge_evidence(A.step_evidence(run, curved, 1.3, 3)['C12']).verdict == 'not reproduced'
-    worse = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, HALF), (10, GOOD), (50, GOOD))})
+    worse = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, HALF), (10, GOOD), (100, GOOD))})
     assert judge_evidence(A.step_evidence(worse, line, 1.3, 3)['C11']).verdict == 'not reproduced'
 
 
-def test_without_five_steps_their_claim_is_untested():
-    run = ranked({A.step_name(n): GOOD for n in (1, 2, 4)})
-    evidence = A.step_evidence(run, constant({1: 1, 2: 2, 4: 4}), 1.3, 3)
-    assert evidence['C11'][0]['role'] == UNTESTED and len(evidence['C12']) == 2
+@pytest.mark.parametrize('counts, lacking', [((5, 10, 50), [100]), ((1, 2, 4), [10, 100])])
+def test_what_a_claim_on_steps_names_and_a_run_lacks_is_untested(counts, lacking):
+    run = ranked({A.step_name(n): GOOD for n in counts})
+    evidence = A.step_evidence(run, constant({n: n for n in counts}), 1.3, 3)
+    untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
+    assert untested == [f'5 steps beside {n}; this run lacks them' for n in lacking]
+    assert judge_evidence(evidence['C11']).verdict != 'reproduced'
 
 
 def test_a_mixture_that_wins_here_is_undecided_while_fine_tuning_is_untested():

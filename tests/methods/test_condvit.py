@@ -168,6 +168,10 @@ def objective(tiny, pairs=None, **kw):
     return C.CondViTTraining(tiny, o.net, pairs, o.tasks, **settings)
 
 
+def test_the_k_that_selects_the_weights_is_a_parameter(tiny):
+    assert [objective(tiny, selection_k=k).metric for k in (1, 10)] == ['products R@1', 'products R@10']
+
+
 def products(categories=('Bags', 'Head'), captions=('a bag', 'a hat')):
     "Two products in one complex image."
     rows = [(f'p{i}', str(i), c, [t]) for i, (c, t) in enumerate(zip(categories, captions))]
