@@ -47,7 +47,7 @@ class Backbone(Protocol):
     def encode_pseudo(self, prompts: list, words: 'Tensor') -> 'Tensor': ...  # prompts with `$`, (B,W) -> (B,D), raw
     def features(self, images: 'ImageSource') -> Any: ...  # array (N,D), ids, index: id -> row; encoded once
 
-
+# %% ../nbs/00_api.ipynb #2d1f2ca8
 @runtime_checkable
 class TokenBackbone(Backbone, Protocol):
     "A backbone that reads word vectors among the ids of a text, with weights that can rest: for pseudo-words."
@@ -62,7 +62,7 @@ class TokenBackbone(Backbone, Protocol):
 
     # ids (B,T) with words (B,W) wherever `at` (B,T) is true -> (B,D), raw
 
-
+# %% ../nbs/00_api.ipynb #779e07bc
 @runtime_checkable
 class TrainableBackbone(Backbone, Protocol):
     "A backbone whose towers can train: a module of PyTorch with the layout of CLIP."
@@ -491,7 +491,7 @@ class BenchmarkPlugin:
         "What the server takes for the test split in a folder of the data; TypeError unless a subclass overrides it."
         raise TypeError(f'{self.name}: the plugin has no server')
 
-
+# %% ../nbs/00_api.ipynb #f38bf8b7
 class BackbonePlugin:
     "A backbone; subclasses, or instances of them, are registered by name."
 
@@ -595,7 +595,7 @@ def method_styles() -> dict:  # name in results -> Style
     plugins = [get('method', name) for name in names('method')]
     return {p.name: p.style for p in plugins} | {name: style for p in plugins for name, style in p.variants.items()}
 
-
+# %% ../nbs/00_api.ipynb #2da46cc0
 def method_style(name: str) -> Style:
     "How tables and figures show a method; a registered name imports only its own module."
     if name in names('method'):
@@ -607,7 +607,7 @@ def main_metrics() -> dict:  # name of a benchmark in results -> MainMetric
     "The main metric of every registered benchmark that names one."
     return {n: m for name in names('benchmark') for n, m in get('benchmark', name).main.items()}
 
-
+# %% ../nbs/00_api.ipynb #34e0a665
 def task_metrics() -> dict:  # task -> MainMetric
     "The metric of every task that a registered benchmark names; of two with one name the book's own counts."
     own = [name for name in names('benchmark') if name in REGISTRY['benchmark']]

@@ -43,7 +43,7 @@ class BlipVision(nn.Module):
         "The projected state of the class token, raw."
         return self.projection(self.vision_model(pixel_values=pixels).last_hidden_state[:, 0])
 
-
+# %% ../../nbs/04a_backbones/03_blip.ipynb #37c487d7
 class BlipModel(nn.Module):
     "A BLIP of the transformers package, its parts named as in a CLIP. It cannot be put into training mode."
 
@@ -243,7 +243,7 @@ def load_wordpiece(folder: Path, n: int, package) -> tuple:  # function: texts -
 
     return wordpiece, vocab
 
-
+# %% ../../nbs/04a_backbones/03_blip.ipynb #5173c3e3
 def load_blip(pretrained, device='auto', dtype='float32', golden=False) -> Backbone:
     "A BLIP from a folder, ready to encode; ImportError without the package transformers."
     folder = blip_folder(pretrained)

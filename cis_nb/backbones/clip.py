@@ -35,7 +35,7 @@ def pad_to_ratio(image, ratio: float = 1.25):  # PIL image -> PIL image
     wanted = max(image.size) / ratio
     return ImageOps.expand(image, tuple(max(int((wanted - side) / 2), 0) for side in image.size), 0)
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #9151f3d7
 class Preprocessor:
     "Images as the pixels that an image tower was trained on, perhaps padded before (`pad_to_ratio`)."
 
@@ -413,7 +413,7 @@ def inject(self: Backbone, ids, at, words, batch_size: int = 256) -> torch.Tenso
     ids, at = self.text_tower.from_clip_ids(ids, at)
     return self._inject(ids, at.to(self.device), words, batch_size)
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #6e508b73
 @patch
 def encode_pseudo(self: Backbone, prompts, words, every=True, batch_size: int = 256) -> torch.Tensor:  # (B,D)
     "Text features of B prompts with `$` (or of one for all) that read `words` (B,W) in its place; else ValueError."
@@ -449,7 +449,7 @@ def weights_hash(model: nn.Module) -> str:
         h.update(v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return h.hexdigest()
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #37a103bc
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> whole numbers of that size
 
 
@@ -467,7 +467,7 @@ def weights_state(model: nn.Module) -> list:
     "Where each weight lies, how often it was changed, and the sum of its bits: another list after every change."
     return [(v.data_ptr(), v._version, bit_sum(v)) for v in model.state_dict(keep_vars=True).values()]
 
-
+# %% ../../nbs/04a_backbones/02_clip.ipynb #c2ec6aa4
 def backbone_fingerprint(b: Backbone) -> str:
     "16 hex digits of the weights, the preprocessing and the name; the weights are hashed again only after a change."
     state = weights_state(b.model)

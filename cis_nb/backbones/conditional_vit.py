@@ -272,7 +272,7 @@ def _matrix(shapes: dict, key: str, absent: tuple, needed: str, path) -> tuple:
         raise ValueError(f'{path}: no CondViT: {key} has the shape {found}; needed: {needed}')
     return found
 
-
+# %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #a57a6381
 def vit_shape(shapes: dict, path) -> ViTShape:  # name -> shape
     "The architecture that the shapes of a checkpoint mean; ValueError for a file that holds no ViT."
     conv, layers = shapes.get('conv1.weight'), _depth(shapes)

@@ -114,7 +114,7 @@ def _read_reasons(file: Path) -> list:
     "The lines of skipped.jsonl; ValueError if one is damaged."
     return read_records(file, Reason, f'delete {file.parent} and run again')
 
-
+# %% ../../nbs/04a_backbones/05_features.ipynb #fa4551c2
 def _keep_reasons(file: Path, rows: int):
     "Drop the reasons that belong to no row yet written."
     text = file.read_text(encoding='utf-8') if file.exists() else ''
@@ -122,7 +122,7 @@ def _keep_reasons(file: Path, rows: int):
     kept = [r for r in _read_reasons(file) if r['row'] < rows]
     file.write_text(''.join(json.dumps(r) + '\n' for r in kept), encoding='utf-8')
 
-
+# %% ../../nbs/04a_backbones/05_features.ipynb #6c652853
 def fill_blocks(
     folder: Path,
     ids: list,

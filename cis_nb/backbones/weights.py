@@ -246,7 +246,7 @@ def _as_safetensors(path: Path) -> Path:
 
     return stored('weights', path.stem, {}, build, [path]) / OWN_FILE
 
-
+# %% ../../nbs/04a_backbones/00_weights.ipynb #3838a137
 def local_weights(path) -> Path:  # a .safetensors file
     "The weights file that a path given as `pretrained` means; FileNotFoundError, ValueError if there is none."
     path = next((p for p in (Path(path).expanduser(), store_root() / path) if p.exists()), Path(path))
@@ -314,7 +314,7 @@ def check_floats(path):
     if odd := [k for k, kind in kinds.items() if kind not in FLOATS and not k.endswith(COUNTERS)]:
         raise ValueError(f'{path}: {odd[0]} holds {kinds[odd[0]]}, weights are floats; get the file again')
 
-
+# %% ../../nbs/04a_backbones/00_weights.ipynb #d89d0ec3
 def model_shapes(name: str) -> dict:  # name -> shape
     "Names and shapes of a backbone's weights, without memory for them."
     return {k: tuple(v.shape) for k, v in build_model(weights_of(name).config, device='meta').state_dict().items()}
@@ -330,7 +330,7 @@ def weights_difference(found: dict, needed: dict, name: str) -> str:
     layout = 'it has the layout of the transformers package; ' if theirs else ''
     return f'{layout}{odd} is {found.get(odd, "missing")} in the file and {needed.get(odd, "missing")} in the model'
 
-
+# %% ../../nbs/04a_backbones/00_weights.ipynb #5e93c540
 def check_weights_file(path, name: str):
     "ValueError if a weights file is not of backbone `name`."
     found, needed = file_shapes(path), model_shapes(name)

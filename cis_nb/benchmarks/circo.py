@@ -99,7 +99,7 @@ class Circo:
     entries: list  # as read from the file
     targets: dict  # query id, as text -> ids of the images; empty where they are secret
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #bce992be
 def read_circo(root, split: str = 'val') -> Circo:
     """The annotations of a split, in `circo/` below `root` or in `root` itself; no image is needed. ValueError for an
     unknown split or faulty content, which it names with its file; FileNotFoundError for a missing file."""
@@ -163,7 +163,7 @@ class UnlabeledImages(Document):
 
     images: list[_UnlabeledImage]
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #344c9d5a
 def circo_image_names(c: Circo) -> dict:  # id -> file
     "The gallery: every unlabeled image, by number; ValueError for a faulty list, FileNotFoundError for none."
     path = next(
@@ -342,7 +342,7 @@ def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value 
         + [dict(metric='recall', k=k, value=100 * float((R[:, 0] <= k).mean()), n=len(R)) for k in (5, 10, 25, 50)]
     )
 
-
+# %% ../../nbs/02b_benchmarks/03_circo.ipynb #b644b964
 def circo_ranked_lists(method, c: Circo, prompt: str = '{condition}') -> dict:  # query id -> ids
     """The first 50 images of each query, whose targets need not be known.
     ValueError if an image cannot be read or a score is not finite."""

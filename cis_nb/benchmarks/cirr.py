@@ -245,7 +245,7 @@ def _full_gallery(c: Cirr, gallery: str, queries: pd.DataFrame) -> tuple:  # que
     out = f'{len(lost)} of {len(c.entries)} queries left out, their targets are never a reference' if lost else ''
     return queries, images, what.format(len(images)), out
 
-
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #66621178
 def load_cirr(
     root,
     split: str = 'val',
@@ -375,7 +375,7 @@ def _list_fault(e, names, kind, c: Cirr) -> str:
             return f'names {x!r}, which is not of its set of six'
     return ''
 
-
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d1d81aa8
 def _submission_fault(s, c: Cirr) -> str:
     "What is wrong with a submission; empty if nothing."
     if not isinstance(s, dict):

@@ -87,7 +87,7 @@ class _Caption(Document):
     image_id: int
     caption: str
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #aa31313d
 class CocoCaptions(Document):
     "COCO's captions, as its file has them."
 
@@ -231,7 +231,7 @@ def _target_ids(ids, where: str) -> list:
         raise ValueError(f'{where}: the id {Counter(found).most_common(1)[0][0]} is listed twice')
     return found
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #eca35a73
 def _queries(found, path) -> dict:  # id -> ids
     "The content of one direction, checked by itself."
     if not isinstance(found, dict) or not found:
@@ -344,7 +344,7 @@ def _rank_targets(q, gal, right: list, column: dict, names: list, rows: int) -> 
         found += [[v for v in line if v] for line in r.tolist()]
     return pad_lists(found, 0)
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #afe76209
 def ranks_from_features(image, text, c: CaptionSet, rows: int = 500):
     """`rank(part, truth)` from features: image (N,D) and text (M,D) in the order of `c`.
     ValueError unless each image and caption has one, all finite."""
@@ -676,7 +676,7 @@ def caption_task(c: CaptionSet, truth: GroundTruth, images: ImageSource, ks: tup
     )
     return task.restrict(images.ids)
 
-
+# %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #8f5c05fc
 def captions_and_truths(root) -> tuple:  # CaptionSet, its ground truths, folder of the images
     "The captions below `root`, which holds `annotations/`, and every ground truth that is there."
     folder = Path(root) / 'coco' if (Path(root) / 'coco').is_dir() else Path(root)

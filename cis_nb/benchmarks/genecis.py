@@ -80,7 +80,7 @@ def item_fault(item) -> str:
     ok = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) and math.isfinite(v) for v in box)
     return '' if ok else f'needs instance_bbox [x, y, w, h], not {box!r}'
 
-
+# %% ../../nbs/02b_benchmarks/00_genecis.ipynb #9fd815b6
 def check_templates(templates, source='templates'):
     "Refuse what is not a list of templates; name the file, the template and the field."
     if not isinstance(templates, list):

@@ -87,7 +87,7 @@ class _Segment(Document):
     category_id: int
     area: int | None = Field(None, gt=0)  # pixels; without it the mask is counted
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #38623310
 class _Labels(Document):
     image_id: int
     file_name: str
@@ -99,7 +99,7 @@ class _LabelledImage(Document):
     width: int = Field(gt=0)
     height: int = Field(gt=0)
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #b201fa75
 class _Category(Document):
     id: int
     name: str
@@ -112,7 +112,7 @@ class Panoptic(Document):
     annotations: list[_Labels]
     categories: list[_Category]
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #6d66d470
 class _Thing(_Category):
     isthing: int  # 0: stuff
 
@@ -168,7 +168,7 @@ def _check_panoptic(path, data: dict, seg, cats: dict, pixels: dict):
             'get the file again'
         )
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #0278cbca
 def read_panoptic(root, count_pixels: bool = False) -> Scenes:
     """COCO panoptic labels below `root` (or the JSON file itself); areas from the JSON or, on request, from the masks.
     ValueError for faulty labels; FileNotFoundError for a missing file or mask."""
@@ -314,7 +314,7 @@ def _object_template(scenes: Scenes, near: Neighbours, k, t, gallery, o) -> tupl
     most = int(near.shared[k][near.close[k]].max())
     return template, dict(condition=name, shown=name, shared=int(near.shared[k, t]), most=most)
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #9790d039
 def build_object(task: str, scenes: Scenes, n: int, rules: Rules, seed=0) -> BuiltTask:
     "Up to `n` templates of Focus on an Object or Change an Object from panoptic labels."
     focus, rng = task.startswith('focus'), np.random.default_rng(seed)
@@ -557,7 +557,7 @@ def _draw_attribute(index, live, focus, n, rng, tries) -> tuple:
             del live[t]
     return drawn, failed
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #a2fae47b
 def build_attribute(task: str, instances: AttributeInstances, n: int, rules: Rules, seed=0, tries=50) -> BuiltTask:
     "Up to `n` templates of Focus on an Attribute or Change an Attribute from VAW labels."
     index, rng, focus = index_labels(instances), np.random.default_rng(seed), task.startswith('focus')
@@ -593,7 +593,7 @@ def _object_faults(t, S, rules, focus):
     yield 'one of nine is not similar, or shows the condition', not all(similar(s) and o not in s for s in G[:9])
     yield 'one of five is not dissimilar, or lacks the condition', not all(unlike(s) for s in G[9:])
 
-
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #af496c35
 def _attribute_faults(t, d, look_at, types, focus):
     "Yield (rule, broken) of an attribute template; `look_at(item)`: object, positive and negative attributes."
     name, yes, _ = look_at(t['reference'])

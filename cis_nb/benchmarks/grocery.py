@@ -125,7 +125,7 @@ class Grocery:
     present: set  # images that can be read
     skipped: Skipped
 
-
+# %% ../../nbs/02b_benchmarks/15_grocery.ipynb #ff47af1a
 def read_grocery(root) -> Grocery:
     """The grocery store data in a folder with `classes.csv`, `natural.csv` and their images, or a tar with these.
 
@@ -201,7 +201,7 @@ def grocery_task(g: Grocery, task: str = 'category', split: str = 'test', ks=(1,
     )
     return made.restrict(g.present)
 
-
+# %% ../../nbs/02b_benchmarks/15_grocery.ipynb #8bb3134e
 def grocery_benchmark(root, split: str = 'test', tasks=GROCERY_TASKS, **options) -> Benchmark:
     "Tasks of a split; `options` are those of `grocery_task`."
     g = read_grocery(root)

@@ -199,7 +199,7 @@ def _frequent_subjects(texts, conditions, top: int) -> list:
     found = frequent_words(texts, _WHO, 3).most_common(3 * top)
     return [w for w, _ in found if w not in taken and not w.endswith('ing')][:top]
 
-
+# %% ../../nbs/02b_benchmarks/08_image_text.ipynb #9e9ebf06
 def _targets_and_references(counts, who: str, word: str) -> tuple:
     "Images whose captions contain both words, and images that show `who` (twice, if possible) without `word`."
     targets = [i for i, s in enumerate(counts) if s[who] and s[word]]

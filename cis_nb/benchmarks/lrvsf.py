@@ -84,7 +84,7 @@ def parquet_file(path: Path) -> pq.ParquetFile:
     except (OSError, ValueError) as e:
         raise ValueError(f'{path} is no Parquet file ({e}); it may be cut off: get it again') from None
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0cc71ed8
 def _check_columns(file: pq.ParquetFile, columns: tuple, path: Path):
     "ValueError unless a Parquet file has some columns."
     if lost := [c for c in columns if c not in file.schema_arrow.names]:
@@ -97,7 +97,7 @@ def id_text(value) -> str | None:
         return None
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip() or None
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #b464a786
 def _reject_missing(values: list, column: str, path: Path):
     "ValueError that names file, row and column of the first missing value."
     if none := values.count(None):
@@ -354,7 +354,7 @@ def _read(i: str, files: ParquetImages, tars: dict) -> bytes:
     "The file of an image from Parquet or from a tar."
     return files.read(i) if i in files.places else tars[i].read()
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #a806ef14
 def _open(i: str, files: ParquetImages, tars: dict) -> Image.Image:
     "An image from Parquet, from a tar, or drawn from its address."
     if i in files.places or i in tars:
@@ -368,7 +368,7 @@ def _files_key(folder: Path) -> str:
     "Fingerprint of names and contents of all files below a folder."
     return fingerprint(['lrvsf', folder_key(folder)])
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #7b27a3e8
 def _with_images(folder: Path, split, pairs, distractors, files: ParquetImages, tars: dict) -> LRVSF:
     """A split with its images; ValueError for an image or the id of a distractor that is used twice, and for a
     distractor that is a file of the queries."""
@@ -437,7 +437,7 @@ def _pack_distractors(folder: Path, files: ParquetImages) -> pd.DataFrame:  # im
     rows = pd.concat(parts, ignore_index=True)
     return rows.assign(id=rows.index.map(str))
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #05e7a20c
 def _test_pack(folder: Path) -> LRVSF:
     "The later test pack."
     path, files = folder / 'products.parquet', ParquetImages()

@@ -264,7 +264,7 @@ class LinearClassifier:
         "The most probable class of each row."
         return np.array(self.classes)[self.log_odds(x).argmax(1)]
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #6c6db849
 def logistic_loss(flat, z, onehot, penalty: float) -> tuple:
     "Mean cross-entropy with `penalty`/2 · |w|², and its gradient; z (N,D+1), onehot (N,C), flat: D+1 times C weights."
     weights = flat.reshape(z.shape[1], -1)
@@ -348,7 +348,7 @@ class _AskedLabels(dict):
         self.update(zip(rows.tolist(), names))
         return np.array(names, object)
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #dfaa7572
 def active_learning(
     x,  # (N,D) embeddings
     label: Callable,  # rows (M,) -> M names; asks people
@@ -516,7 +516,7 @@ class ConstructedTable:
         "How many labels people gave."
         return sum(len(run.known) for run in self.runs.values())
 
-
+# %% ../../nbs/02b_benchmarks/13_lrvsf_construction.ipynb #a0dc0bcc
 def construct_table(
     table: pd.DataFrame,  # url, text, image (the bytes of a file)
     rules: dict,  # domain -> pattern with a group `product`, see `WORLD_RULES`

@@ -76,7 +76,7 @@ def _files_of_tar(path, skipped: Skipped):
             seen |= {name} if key else set()
             yield dict(fname=m.name, data=tar.extractfile(m).read(), __url__=str(path))
 
-
+# %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #14eb9a9e
 def shard_samples(path, skipped: Skipped = None):
     """The samples of a tar in WebDataset's form: `__key__`, then the bytes by what follows the first dot of the name.
     Links and other members that are no plain file are left out and counted in `skipped`.
@@ -102,7 +102,7 @@ class ShardImage(Document):
     blip2_caption2: str | None = None
     ENG_TEXT: str | None = None
 
-
+# %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #7ee02b96
 def _shard_rows(sample: dict, path) -> list:
     "(row, bytes) of each image of a product in a shard, checked."
     product = sample['__key__']
@@ -268,7 +268,7 @@ def _texts(row) -> list:
         return _captions(row)
     return [row.text] if isinstance(row.text, str) and row.text else []
 
-
+# %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #4c1e8b23
 class ProductCaptions:
     "Images of `n` products of LRVS-F with their captions or texts: pairs for a contrastive training."
 

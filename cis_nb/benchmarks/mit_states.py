@@ -93,7 +93,7 @@ def nouns_for_test(folder) -> list:
         )
     return nouns
 
-
+# %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #d0175b07
 def for_test(states: States) -> States:
     "Only the photographs of test nouns that occur with two adjectives or more; ValueError if there are none."
     t, nouns = states.table, nouns_for_test(states.folder)

@@ -68,7 +68,7 @@ def _band_signatures(hashes):
     order = np.random.default_rng(0).permutation(hashes.shape[1])
     return [LeanMinHash(seed=1, hashvalues=row, scheme='legacy') for row in hashes[:, order].astype(np.uint64)]
 
-
+# %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #b229bfd6
 def hash_candidates(hashes, most: int) -> np.ndarray:  # (P,2)
     """The pairs of rows that agree in one of `most` + 1 bands of bits; all pairs within `most` bits are among them.
 
@@ -109,7 +109,7 @@ def embedding_pairs_slow(x, least: float) -> np.ndarray:  # (P,2)
     pairs = all_pairs(len(x))
     return pairs[pair_cosines(x, pairs) >= least]
 
-
+# %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #0c4f2a6b
 def embedding_pairs(
     x,  # (N,D) embeddings of length one
     least: float,

@@ -45,7 +45,7 @@ class _ListedImage(Document):
     width: int
     height: int
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #725beac4
 class _Annotation(Document):
     id: int
     image_id: int
@@ -58,7 +58,7 @@ class _Category(Document):
     id: int
     name: str
 
-
+# %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #12c833d2
 class CocoInstances(Document):
     "COCO's instances, as its file has them."
 

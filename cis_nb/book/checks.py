@@ -86,7 +86,7 @@ def _reached_notebooks(files: list, modules: set) -> list:
             found.append(chapter)
     return found
 
-
+# %% ../../nbs/10_book/03_checks.ipynb #db0e57af
 def _reached_tests(files: list, modules: set) -> list:
     "Files of tests that have changed, or name a changed notebook or what imports a changed module."
     shared = any(fnmatch(f, pattern) for f in files for pattern in ('tests/conftest.py', 'tests/helpers/*'))

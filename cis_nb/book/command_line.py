@@ -46,7 +46,7 @@ def _run_graph(profile: str, data: str, n: int, more, progress: BookProgress) ->
 def _snakemake_log(profile: str) -> Path:
     return project_root() / 'reports' / profile / 'snakemake.log'
 
-
+# %% ../../nbs/10_book/02_command_line.ipynb #40ead0c9
 def _check_graph(profile: str, found: dict, code: int):
     "RuntimeError if Snakemake has not run what it could have run."
     ended = {name for name, e in found.items() if e.receipt.exists()}
@@ -57,7 +57,7 @@ def _check_graph(profile: str, found: dict, code: int):
         last = '\n'.join(log.read_text(encoding='utf-8', errors='replace').splitlines()[-12:])
         raise RuntimeError(f'Snakemake ended with exit code {code} and without {", ".join(left)}. From {log}:\n{last}')
 
-
+# %% ../../nbs/10_book/02_command_line.ipynb #b04a68bc
 def make(profile: str, data: str = '', n: int = 0, more=()) -> bool:
     """Bring the experiments and the pages of a profile up to date; True if every experiment has a checked result.
     ValueError and TypeError as for `experiments`; RuntimeError if another process is making it, or if Snakemake or
@@ -168,7 +168,7 @@ def _command(a: argparse.Namespace, more: list) -> bool:
         return make(a.profile, a.data, a.cores, more)
     return site(a.profile, a.data)
 
-
+# %% ../../nbs/10_book/02_command_line.ipynb #78920051
 def main(argv=None) -> int:
     "The command line; exit code 0 for success, 1 for an experiment without a result, 2 for an error, 130 if stopped."
     a, more = _parser().parse_known_args(argv)

@@ -153,7 +153,7 @@ class Screen:
         self.stream.flush()
         self.height = len(block)
 
-
+# %% ../../nbs/10_book/06_live.ipynb #8e7b6cf2
 def _read_lines(pipe) -> queue.SimpleQueue:
     "The lines of a pipe as they come, None at its end."
     lines = queue.SimpleQueue()
@@ -177,7 +177,7 @@ def _next_lines(lines: queue.SimpleQueue, seconds: float) -> list:
     except queue.Empty:
         return []
 
-
+# %% ../../nbs/10_book/06_live.ipynb #b290b298
 def show_progress(pipe, progress: BookProgress, stream=None, minute: float = 60):
     "Show what comes from a pipe, and the progress of the book, until the pipe ends."
     lines, screen, told = _read_lines(pipe), Screen(stream or sys.stdout), time.time()

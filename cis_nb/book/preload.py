@@ -131,7 +131,7 @@ class Server:
                 os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()
         self.events.close()
 
-
+# %% ../../nbs/10_book/04_preload.ipynb #b206ee3e
 def _message(connection: socket.socket) -> bytes:
     "What the other side has sent; nothing if it has ended."
     try:
@@ -170,7 +170,7 @@ def _await(connection: socket.socket) -> int:
             return _exit_code(connection)
     return 137
 
-
+# %% ../../nbs/10_book/04_preload.ipynb #c923c890
 def _exit_code(connection: socket.socket) -> int:
     "What the server says of the end of a process, as a shell counts it."
     code = int(_message(connection) or -signal.SIGKILL)
@@ -189,7 +189,7 @@ def run_module(module: str, *arguments) -> int:
         socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
         return _await(connection)
 
-
+# %% ../../nbs/10_book/04_preload.ipynb #4918c5a1
 def preloaded(command: list) -> list:  # [python, …, '-m', module, …]
     "The command that runs a Python module in a preloaded process."
     return [command[0], '-m', 'cis_nb.book.preload', *command[command.index('-m') + 1 :]]
@@ -215,7 +215,7 @@ def preload_server(packages=PACKAGES, **variables):
         finally:
             _close_server(server)
 
-
+# %% ../../nbs/10_book/04_preload.ipynb #eb64ced4
 def _close_server(server: subprocess.Popen, patience: float = 5):
     "End a server by closing its input; one that still imports packages does not read it, and has no forked process."
     try:
@@ -240,7 +240,7 @@ def _import_packages(parent: int, folder: str, packages: list):
     _signal_with_parent(parent, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as forked processes shall have it
 
-
+# %% ../../nbs/10_book/04_preload.ipynb #cf11220d
 def _serve(parent: int, folder: str, file: int, packages: list):
     "Import packages and answer requests; a forked process returns from here to run its module."
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background of a shell, which ignores it

@@ -92,7 +92,7 @@ def _wait_for_lock(file: int, what: str):
             raise RuntimeError(f'{what} is locked: another process is making this profile; wait or stop it')
         time.sleep(0.1)
 
-
+# %% ../../nbs/10_book/05_processes.ipynb #fd88f3bc
 @contextmanager
 def sole_maker(folder: Path):
     "Be the only process that makes what is in `folder`, started ones included; RuntimeError if another one is."
@@ -126,7 +126,7 @@ def make_is_ending(pid: int) -> bool:
     bits = sum(1 << (number - 1) for number in ENDING_SIGNALS)
     return bool(masks and masks['Blk'] & ~masks['Ign'] & ~masks['Cgt'] & bits)
 
-
+# %% ../../nbs/10_book/05_processes.ipynb #93e28510
 def _interrupt(number, frame):
     "One signal is enough: further ones would interrupt the clean-up."
     for number in ENDING_SIGNALS:

@@ -109,7 +109,7 @@ def _inputs(e: Experiment, reads: dict) -> dict:
         reads={f.relative_to(project_root()).as_posix(): file_hash(f) for f in sorted(files)},
     )
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #5cf6d5aa
 def depends(e: Experiment) -> dict:
     """What an experiment's result depends on: hashes, and those of the experiments before it.
 
@@ -192,7 +192,7 @@ def kernel_manager(e: Experiment) -> type:
 
     return AsyncKernelManager if e.all_cores else PreloadedKernel
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #46b2bc29
 def execute(e: Experiment, folder: Path, threads: int = 1) -> str:  # what stopped it, '' for nothing
     "Run an experiment's notebook into `folder`."
     sys.modules.setdefault('rfc3987_syntax', None)  # jsonschema would compile an unused grammar, 3 s for every run
@@ -268,7 +268,7 @@ def leaves_receipt(nb: dict) -> bool:
     "Does the last cell call `finish`? One that calls it earlier shows how that looks."
     return any(re.match(r'finish\(', line) for c in code_cells(nb)[-1:] for line in c['source'].splitlines())
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #fbc6a6cf
 def _page_receipt(e: Experiment, folder: Path, seconds: float):
     "The receipt of a page without parameters."
     r = dict(
@@ -373,7 +373,7 @@ def remove_outdated(e: Experiment) -> str:
         (e.folder / AGAIN).write_text(why, encoding='utf-8')
     return why
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #36e92fb0
 def remove_unfinished(profile: str):
     "Remove what runs that were killed have left; a run that another process is at work on stays."
     reports = project_root() / 'reports' / profile
@@ -386,7 +386,7 @@ def remove_unfinished(profile: str):
 def _lock_file(reports: Path, name: str) -> Path:
     return reports / '.locks' / name.replace('/', '--')
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #ad714b78
 def _run_into(folder: Path, e: Experiment, threads: int):
     "Run an experiment in a new folder, check it, and write what it was made from."
     shutil.rmtree(folder, ignore_errors=True)

@@ -121,7 +121,7 @@ def plain_value(text: str) -> str:
         return '; '.join(f'{k}: {v}' for k, v in value.items())
     return '; '.join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #072d0cce
 INTERVAL = re.compile(r'\[[+−-]?[\d.,]*\d, [+−-]?[\d.,]*\d\](?![^<]*>)')  # in a text, not in a tag
 
 
@@ -137,7 +137,7 @@ def page_table(text: str) -> str:
     text = re.sub(r'(?<=\d) ± (?=\d)', '&nbsp;±&nbsp;', text)
     return INTERVAL.sub(r'<span class="cis-interval">\g<0></span>', text)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #8f14b686
 def page_markdown(text: str) -> str:
     "Computed Markdown without HTML and without links that run code: names and captions may hold both."
     parts = re.split(r'(`[^`\n]*`)', text)  # code between backticks is shown as it is
@@ -158,7 +158,7 @@ def page_output(o: dict) -> dict:
         o = {**o, 'data': {**o['data'], 'text/markdown': page_markdown(said)}}
     return {**o, **({'execution_count': None} if o['output_type'] == 'execute_result' else {})}
 
-
+# %% ../../nbs/10_book/01_site.ipynb #95ad792b
 def warnings_of(nb: dict) -> list:  # of texts
     "The different warnings that the cells of an executed notebook gave."
     said = [o for c in nb['cells'] if c['cell_type'] == 'code' for o in c['outputs'] if o.get('name') == 'stderr']
@@ -279,7 +279,7 @@ def relink(
 
     return re.sub(r'(?:\[([^\[\]]*))?\]\(([\w./-]+)\.ipynb(#[^)]*)?\)', page_of, source)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #9696fbca
 def notebook_page(nb: dict, docs: dict, line: str = '', caption: str = '', chapter: str = '', name: str = '') -> dict:
     "A notebook in the form that Sphinx reads; `line` goes below the title, `caption` above this run's parameters."
     cells = join_hidden_code([page_cell(c) for c in nb['cells'] if 'papermill-error-cell-tag' not in tags(c)])
@@ -316,7 +316,7 @@ def _experiment_page(e, state: tuple, docs: dict) -> dict:
     nb['cells'][0]['source'] = re.sub(r'^# .+$', lambda _: f'# {title}', nb['cells'][0]['source'], count=1, flags=re.M)
     return notebook_page(nb, docs, run_line(e, state, nb), caption, e.chapter, e.name)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #698bfa07
 def other_experiment(chapter: str) -> str:  # 'profile name', '' for none
     "An experiment of another profile that runs a chapter."
     root = project_root() / 'params'
@@ -596,7 +596,7 @@ def _matrix_columns(table: pd.DataFrame) -> list:
             out.append(dict(about, gallery=gallery, values=values))
     return out
 
-
+# %% ../../nbs/10_book/01_site.ipynb #e519d9fb
 def _one_column_a_benchmark(columns: list) -> list:
     "Of the pages with one benchmark and backbone the one with most queries, of equal ones that with most methods."
     widest = {}
@@ -642,7 +642,7 @@ def first_figure(nb: dict) -> bytes:
                 return base64.b64decode(''.join(png))
     return b''
 
-
+# %% ../../nbs/10_book/01_site.ipynb #8debf566
 FIGURES_FROM = (  # the front page's first choices
     '06_evaluation/genecis',
     '06_evaluation/pseudo_words_circo_cirr',
@@ -658,7 +658,7 @@ def _figure_order(e) -> tuple:
     first = FIGURES_FROM.index(e.chapter) if e.chapter in FIGURES_FROM else len(FIGURES_FROM)
     return first, e.name
 
-
+# %% ../../nbs/10_book/01_site.ipynb #7d8e7258
 def _findings(found: dict, states: dict, folder: Path, most: int = 6) -> str:
     "The findings of up to `most` chapters as HTML, each with its main figure, which is written to `folder`."
     shown = []
@@ -696,7 +696,7 @@ def _toctree(names: list, found: dict) -> str:
             out.append(f'```{{toctree}}\n:hidden:\n:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
     return '\n\n'.join(out)
 
-
+# %% ../../nbs/10_book/01_site.ipynb #4895d40f
 FRONT_TEXT = """# The CIS Book
 
 Conditional image similarity: a query is a reference image and a condition in words, the result a ranking.
@@ -820,7 +820,7 @@ def _stamp(path: Path) -> str:
     "The text of a stamp; '' where there is none, and something that no stamp says for a damaged one."
     return path.read_text(encoding='utf-8', errors='replace') if path.is_file() else ''
 
-
+# %% ../../nbs/10_book/01_site.ipynb #9ae02f64
 def _seconds(stamp: str) -> float:
     "The seconds that a stamp says; 0 for a damaged one."
     try:

@@ -166,7 +166,7 @@ def _kept() -> dict:  # module -> [[size, time], facts]
     except (OSError, ValueError):
         return {}
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #d2f6770c
 def _keep(file: Path):
     "Write all answers, whole or not at all; nothing where Python writes no byte code or may not write."
     if sys.dont_write_bytecode:
@@ -277,7 +277,7 @@ def _steps(code) -> tuple:
     "The instructions of a code object and of the functions that are defined in it."
     return tuple(s for c in _code_objects(code) for s in dis.get_instructions(c))
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #acaaf721
 def _globals_of(function) -> dict:  # name -> value
     "The globals that a function uses."
     names = {s.argval for s in _steps(function.__code__) if s.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
@@ -289,7 +289,7 @@ def _cells_of(function) -> dict:  # name -> value
     cells = zip(function.__code__.co_freevars, function.__closure__ or ())
     return {n: cell.cell_contents for n, cell in cells if cell != types.CellType()}
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #461d14f9
 def _imported_inside(function) -> set:
     "What a function imports when it is called."
     names, base = set(), ''
@@ -327,7 +327,7 @@ def _is_changed(file: Path) -> bool:
         return False
     return without_comments(file.read_text(encoding='utf-8')) != without_comments(source)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #8daedf37
 def check_unchanged():
     "Raise RuntimeError if a loaded module of the library is no longer what its file says."
     for name, file in _modules.items():
@@ -345,7 +345,7 @@ def _layers(thing):
         thing = thing.func if hasattr(thing, 'func') else thing.__wrapped__
         yield thing
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #acdab867
 def _unwrapped(thing):
     "The function inside of partials and other wrappers; the class of an object."
     *_, thing = _layers(thing)
@@ -353,7 +353,7 @@ def _unwrapped(thing):
         thing = thing.__func__
     return thing if isinstance(thing, (types.ModuleType, types.FunctionType, type)) else type(thing)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #cac12653
 _INNER = {  # where a descriptor of a class or a cache has its function
     property: 'fget',
     staticmethod: '__func__',
@@ -425,7 +425,7 @@ def _is_array(value) -> bool:
     torch = sys.modules.get('torch')
     return torch is not None and isinstance(value, torch.Tensor)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #47ea9498
 def _array(value) -> np.ndarray:
     "An array or a tensor as an array; where numpy lacks the type, its bytes. TypeError for a tensor that is not dense."
     if isinstance(value, np.ndarray):
@@ -462,7 +462,7 @@ def _values(values: dict, above: tuple) -> list:
     "The content of the constants, arrays and collections among some values."
     return _held_items({n: v for n, v in values.items() if _is_read(v)}, above)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #3535bc71
 def _wrapping(thing, above: tuple) -> list:
     "What partials and decorators around a function were given."
     outer = list(_layers(thing))[:-1]
@@ -475,7 +475,7 @@ def _defaults(function) -> dict:
     "The defaults of the parameters of a function."
     return {str(i): v for i, v in enumerate(function.__defaults__ or ())} | (function.__kwdefaults__ or {})
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #fb5b07f6
 def _has_code(value) -> bool:
     "Is a value that a function uses a function, a class, a module, or an object of this library?"
     return isinstance(_inner(value), (types.FunctionType, type, types.ModuleType)) or bool(_module_of(value))
@@ -513,7 +513,7 @@ def code_version(
             )
     return _version(things)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #a1a02939
 def _version(things, above: tuple = (), state: bool = True) -> str:
     "`code_version` of things that are held by those with the ids `above`; without `state` only what they do counts."
     todo, modules, own, seen, packages, imported = list(things), set(), [], set(), set(), set()
@@ -558,7 +558,7 @@ def _is_own(thing) -> bool:
     "Is a function or class of a notebook, a script or a package that is not installed?"
     return _package(thing) == '' or _is_local(_package(thing))
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #e5142a48
 def _held_by_function(f: types.FunctionType, above: tuple) -> list:
     "Code, defaults, closure and attributes of a function; of one's own also the globals that it uses."
     named = _named_by(f) if _is_own(f) else _cells_of(f)  # other globals are those of a package
@@ -573,7 +573,7 @@ def _is_own_class(thing) -> bool:
     "A class of a notebook, a script or a package that is not installed."
     return isinstance(thing, type) and _is_own(thing)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #13ebc919
 def _held_by_class(cls: type, above: tuple) -> list:
     "The name of a class; of one outside of Python and its like also its code and what its methods hold."
     name = f'{cls.__module__}.{cls.__qualname__}'
@@ -634,7 +634,7 @@ def _held_content(thing, above: tuple) -> list:
     held = [held_state(v, above) for v in kind.__iter__(thing)]
     return sorted(held, key=json.dumps) if kind in (set, frozenset) else held
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #613e45b1
 def held_state(thing, above: tuple = ()):
     "What decides what a rule does, in JSON types; TypeError for what cannot be read. `above`: ids of its holders."
     if id(thing) in above:
@@ -691,7 +691,7 @@ def _attributes(thing) -> dict:
     filled = {k: {order[number]: hook for number, hook in hooks.items()} for k, hooks in tables.items() if hooks}
     return {k: v for k, v in held.items() if k not in tables} | filled
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #dc720652
 _DEFAULT = [(name, getattr(object, name, None)) for name in ('__reduce__', '__reduce_ex__', '__getstate__')]
 
 
@@ -713,7 +713,7 @@ def _beside_attributes(thing, above: tuple) -> list:
     parts = [make, *(a for a in given if a is not type(thing)), None if default else state]
     return held_state([*parts, list(elements or ()), list(items or ())], above)
 
-
+# %% ../../nbs/00a_core/00_code.ipynb #048932f3
 def _held_by_object(thing, above: tuple) -> list:
     "The state of an object: its class, its attributes and what it holds besides."
     if type(thing).__module__ in ('torch', 'numpy.dtypes'):  # a dtype, a device

@@ -66,7 +66,7 @@ def _unpacked(stream, packed: int, path) -> io.BufferedReader:
     most = max(UNPACKED_BYTES, UNPACKED_TIMES * packed)
     return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=stream), most, path), 1 << 20)
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #c629b6da
 @contextmanager
 def open_unpacked(path):
     "The bytes of a regular file as a stream, unpacked if its name ends in .gz; ValueError if it cannot be read."
@@ -85,7 +85,7 @@ def unpack(data: bytes, source) -> bytes:
     except (OSError, EOFError, zlib.error) as e:
         raise ValueError(f'{source}: cannot be unpacked ({e}); is the file complete?') from None
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #c4f243db
 def read_bytes(path) -> bytes:
     "All bytes of a file, unpacked; ValueError as for `open_unpacked`."
     with open_unpacked(path) as f:
@@ -120,7 +120,7 @@ def _integer(digits: str) -> int:
         raise ValueError(f'{digits[:20]}… is an integer of more than 64 bits')
     return int(digits)
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #543b4046
 def _float(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f'{digits[:20]} is a number of more than 64 bits')
@@ -130,7 +130,7 @@ def _float(digits: str) -> float:
 def _constant(name: str):
     raise ValueError(f'{name} is no number of JSON')
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #ab7171c4
 def _object(pairs: list) -> dict:
     "An object; ValueError for a key that is written twice."
     found = dict(pairs)
@@ -159,7 +159,7 @@ class Document(BaseModel):
 
     model_config = ConfigDict(strict=True, extra='ignore', allow_inf_nan=False, protected_namespaces=())
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #46522283
 _TYPES = {f'{kind}_type': kind for kind in ('int', 'float', 'bool', 'list', 'dict')}
 _TYPES |= dict(string_type='str', model_type='an object')
 
@@ -186,7 +186,7 @@ def _names(steps: list) -> tuple:  # entry, field
     field = ''.join(f'[{s}]' if isinstance(s, int) else f'.{s}' for s in steps)
     return entry, field.removeprefix('.')
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #7ed9c713
 def _finding(error: dict, found) -> str:
     "The first finding of pydantic in words."
     steps, value = _walk(found, error['loc'])
@@ -214,7 +214,7 @@ def check_document(found, kind, source, remedy: str = 'get it again'):
         raise ValueError(f'{source}{_finding(first, found)}; {remedy}') from None
     return found
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #dcb08706
 def parse_json(text: str, kind, source, remedy: str = 'get it again'):
     "The content of a JSON text, of the type `kind` (`object`: any); ValueError with source, field, value and remedy."
     try:
@@ -230,7 +230,7 @@ def read_json(path, kind=object, remedy: str = 'get it again'):
     "The content of a JSON file, which may be packed (.gz), of the type `kind`; ValueError as for `parse_json`."
     return parse_json(read_text(path), kind, path, remedy)
 
-
+# %% ../../nbs/00a_core/06_documents.ipynb #d9b452b0
 def read_records(path, kind=object, remedy: str = 'get it again') -> list:
     "The records of a file with one JSON text a line; ValueError as for `parse_json`, with the number of the line."
     lines = read_text(path).split('\n')

@@ -66,7 +66,7 @@ def _parameters_cell(nb: dict, source: str = '') -> str:  # '' for a notebook wi
         raise ValueError(f'{source}: {len(found)} cells have the tag `parameters`; keep one')
     return found[0]['source'] if found else ''
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #0710cd8d
 def defaults(nb: dict, source: str = '') -> dict:  # None for a notebook without parameters
     "What the one parameters cell says; ValueError if there are two, or for any line but `name = literal`."
     if not any('parameters' in tags(c) for c in nb['cells']):
@@ -336,7 +336,7 @@ def read_record(path: Path) -> tuple:  # record, what is wrong with it
         return {}, f'{path.name} is damaged (no {", ".join(wrong)})'
     return found, ''
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #d5197baa
 def read_receipt(name: str, path: Path | None) -> dict:
     "The receipt of an experiment; FileNotFoundError where there is none, ValueError for a damaged one."
     receipt, wrong = read_record(path) if path else ({}, '')

@@ -60,11 +60,11 @@ def _range_fault(v, d, optional: bool) -> str:
         return 'must not be negative'
     return 'must be at least 1' if type(v) is int and v == 0 < d and not optional else ''
 
-
+# %% ../../nbs/00a_core/02_parameters.ipynb #c55f7f06
 def _numbers(values) -> bool:
     return all(type(v) in (int, float) for v in values)
 
-
+# %% ../../nbs/00a_core/02_parameters.ipynb #cade991f
 def checked(
     given: dict,  # what a file or a caller asks for
     defaults: dict,  # every known name with its default; None accepts anything

@@ -88,7 +88,7 @@ def versions() -> dict:
     "The versions of Python and of the packages that make numbers."
     return {'python': platform.python_version(), **{p: v for p in _packages if (v := _version(p))}}
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #e426e85d
 def _cpu() -> str:
     "The processor's name."
     try:
@@ -104,7 +104,7 @@ def machine() -> dict:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     return dict(cpu=_cpu(), cores=cores, gpu=gpu, python=platform.python_version(), os=platform.platform(terse=True))
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #428454ad
 def fresh_processes(*preload: str):
     """The context of several processes that begin anew, for `multiprocessing` and its like.
 
@@ -125,7 +125,7 @@ def end_with_parent():
 
     threading.Thread(target=watch, args=(parent_process(),), daemon=True).start()
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #ac410cbf
 def fresh_pool(workers: int, *preload: str) -> Executor:
     """Several `fresh_processes` for jobs; they end with this process. Other processes cannot import what a notebook
     defines: with `__main__` among the modules one thread does the jobs."""
@@ -187,7 +187,7 @@ def _sync(path: Path):
     finally:
         os.close(fd)
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #a68af918
 MANY_FILES = 64  # from here on all that waits is written to the disks at once, which is faster than file by file
 
 
@@ -251,7 +251,7 @@ def _storage_fault(e: BaseException, folder) -> str:
 class StorageFault(OSError):
     "The disk is full or read-only; the message has the remedy."
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #d6a2c8a0
 @contextmanager
 def storage_faults_named(doing: str, folder):
     "StorageFault where the disk is full, or `folder`, in which the block writes, is read-only."
@@ -266,7 +266,7 @@ def storage_faults_named(doing: str, folder):
             'or TMPDIR (temporary files) to a folder on another disk, and run again',
         ) from e
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #fa4b1c29
 def _attempt(partial: Path, final: Path, record: dict, build, resume: bool):
     "One try at building; on failure nothing finished-looking stays, and the message names the folder."
     if not resume:
@@ -373,7 +373,7 @@ def _unfinished_row(partial: Path) -> dict:
     shown = dict(kind=partial.parent.name, variant=about.get('variant', ''), begun=about.get('created', ''))
     return dict(folder=partial, **shown, files=files, bytes=size, state=state)
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #867b1c4c
 def unfinished_work() -> list:  # of dict(folder, kind, variant, begun, files, bytes, state)
     "The unfinished folders of the store; state is `in use`, `can be resumed` or `left by other code`."
     return [_unfinished_row(p) for p in sorted(store_root().glob('*/.partial-*'))]

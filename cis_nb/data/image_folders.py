@@ -417,7 +417,7 @@ def contents_key(paths: dict) -> str:  # name -> path
             replace_synced(part, kept)
     return key
 
-
+# %% ../../nbs/00b_data/01_image_folders.ipynb #426f278c
 def folder_key(root) -> str:
     "`contents_key` of all files below a folder, by their names in it."
     return contents_key(_files_below(root))

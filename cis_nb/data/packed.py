@@ -125,7 +125,7 @@ def packed_table(folder: Path, root) -> pd.DataFrame:
     table = pd.read_parquet(folder / 'images.parquet')
     return table.assign(file=[str(data_root(root) / f) for f in table.file])
 
-
+# %% ../../nbs/00b_data/02_packed.ipynb #bf5678bf
 class CaptionedImages:
     "The photographs of one split with their captions: pairs for training, whole photographs for searching."
 

@@ -158,7 +158,7 @@ def _write_white_squares(folder: Path, images: ImageSource, size: int):
     out.flush()
     (folder / 'damaged.json').write_text(json.dumps(damaged))
 
-
+# %% ../../nbs/00b_data/06_products.ipynb #cdf8eebd
 def white_squares(
     images: ImageSource,
     size: int,
@@ -186,7 +186,7 @@ def white_squares(
         del index[i]
     return np.load(folder / 'images.npy', mmap_mode='r'), index
 
-
+# %% ../../nbs/00b_data/06_products.ipynb #aa3cd2a0
 def packed_source(images: ImageSource, size: int) -> ImageSource:
     "The same images, read from their packed white squares."
     array, index = white_squares(images, size)

@@ -40,7 +40,7 @@ def source_facts(where: str = '', licence: str = '', size: str = '') -> str:
     facts = [where and f'Get it from {where}', licence and f'licence: {licence}', size and f'size: about {size}']
     return '; '.join(filter(None, facts))
 
-
+# %% ../../nbs/00b_data/00_roots.ipynb #ea080543
 SOURCES = {  # folders and files below CIS_DATA that parameter files name -> where to get them, licence, size
     'cc3m': (
         'https://ai.google.com/research/ConceptualCaptions/download (captions and addresses of images)',
@@ -133,7 +133,7 @@ class WorldVersion:
     given: dict = field(default_factory=dict)  # other parameters
     folder: str = ''  # its folder among those of other data sets; empty: its reader finds it
 
-
+# %% ../../nbs/00b_data/00_roots.ipynb #0eabab5a
 WORLD_VERSIONS = {
     'genecis': WorldVersion('cis_nb.world.layouts:world_root', ('coco', 'vaw'), 1500, dict(captions=0)),
     'cirr': WorldVersion('cis_nb.world.composed:composed_root', ('cirr',), 3000),

@@ -51,7 +51,7 @@ def close_up_accuracy(model, n: int) -> dict:  # kind -> percent
         for kind, p in found.items()
     }
 
-
+# %% ../../nbs/05b_experiments/16_backbones.ipynb #499c6f9e
 def mean_accuracy(accuracy: dict) -> dict:  # backbone -> percent
     "Mean over the kinds, of backbone -> kind -> percent."
     return {b: float(np.mean(list(of.values()))) for b, of in accuracy.items()}
@@ -95,7 +95,7 @@ def backbone_table(runs: dict, titles: dict, found: dict) -> pd.DataFrame:
             rows.append(row)
     return pd.DataFrame(rows).fillna('')
 
-
+# %% ../../nbs/05b_experiments/16_backbones.ipynb #6afb66f3
 def backbone_figure(runs: dict, accuracy: dict, titles: dict, trained):
     "Score of each method against the mean accuracy of its backbone, one panel for each task."
     tasks = next(iter(runs.values())).sets

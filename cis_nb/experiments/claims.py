@@ -168,7 +168,7 @@ def rounded_up(n: int) -> str:
     step = 10 ** max(0, len(str(n)) - 2)
     return f'{-(-n // step) * step:,}'
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #22a3cea6
 def line_in_words(c: dict) -> str:
     "One line of evidence: what was measured with its interval, what is asked of it, and what its role is."
     if c.get('role') == UNTESTED:
@@ -199,7 +199,7 @@ def with_role(comparisons: list, role: str = '') -> list:
     "The lines of evidence with a role; those that are judged have none."
     return [c for c in comparisons if c.get('role', '') == role]
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #6337f3c2
 def corrected_lines(comparisons: list) -> list:
     "Lines of evidence, those that are judged with their p-values corrected for their number in the claim."
     found = dict(enumerate(comparisons))
@@ -273,7 +273,7 @@ def there(run, methods) -> list:
     "Those of `methods` that have rankings."
     return [m for m in methods if m in set(run.per_query.method)]
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #fd14b799
 def own_recipe(lines: list) -> list:
     "Comparisons of the Combiner with the book's recipe: beside the claim, which is about the published one."
     return as_own([dict(c, what=f'the book’s recipe, {c["what"]}') for c in lines])
@@ -283,7 +283,7 @@ def mined_is_best(run) -> list:
     "G04, the book's recipe: on the mean, mined triplets above each other general method and each late fusion."
     return own_recipe(_against(run, 'combiner', [*GENERAL, *there(run, LATE_FUSIONS)]))
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #73b63f85
 def mined_leads_everywhere(run) -> list:
     "G05, the book's recipe: on each task, above the best of the others and above each late fusion."
     return own_recipe(
@@ -303,7 +303,7 @@ def image_catches_up(run) -> list:
     more = [c for k in (2, 3) for c in _against(run, 'image_only', ['combiner'], one, f'R@{k}, ', k)]
     return own_recipe(_against(run, 'combiner', ['image_only'], one, 'R@1, ') + more)
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #312458a0
 RECIPE_UNTESTED = 'the published recipe on these queries; the lines are of the book’s recipe'
 
 
@@ -341,7 +341,7 @@ def deviation_line(values, what: str, limit: float, explained: float = 0.0, n: i
         about |= dict(needed=ceil(n * (explained / limit) ** 2))
     return dict(what=f'{limit:g} − {what}', diff=limit - sd, low=limit - float(high), high=limit - beyond) | about
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #1cec5471
 def spread(run, method='combiner', limit=0.5) -> list:  # of evidence
     """G11: seeds, and draws of templates, move the mean R@1 by little (about 0.2 points): both standard deviations are
     below `limit` points. NotTestable for fewer than three of each."""
@@ -600,7 +600,7 @@ def tested_on(experiment: str, params: dict) -> str:
     backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
     return f'{experiment}; {backbones}{data_title(data, data, params.get("world_seed"))}'
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #a0159508
 def templates_folder(run: GenecisRun, params: dict):
     "The folder of the templates of an evaluation: released files, or templates that are built."
     if has_released_templates(run):
@@ -695,7 +695,7 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
         lines.append(f'{BOLD}{line}{BOLD}' if bold else line)
     return outcome.removesuffix(effect(comparisons)) + LINE_BREAK.join(lines)
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #8d5087ee
 def clause_count(lines: str) -> str:
     "How many of the judged lines of `comparison_lines` hold, and how many lines are not judged."
     ends = [line.strip(BOLD).rsplit(': ', 1)[-1] for line in lines.split(LINE_BREAK)]
@@ -708,7 +708,7 @@ def folded_lines(lines: str) -> str:
     "Several lines behind their count; one or two lines as they are."
     return f'{clause_count(lines)}{FOLD}{lines}' if lines.count(LINE_BREAK) > 1 else lines
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #808c6842
 def badge_style(verdict: str) -> str:
     "The style of a verdict in a table: the colour that it has in the figure."
     ink = 'black' if verdict.startswith('waits') or verdict in ('undecided', TOO_FEW, CERTAIN) else 'white'
@@ -736,7 +736,7 @@ def judged_lines(verdicts: pd.DataFrame, sources: dict) -> list:
     by_source = verdicts[verdicts.id.isin(sources)].groupby(verdicts.id.map(sources), sort=False).id
     return [f'Judged by {source}: {", ".join(ids)}.' for source, ids in by_source]
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #c73bf820
 def claims_by_paper(verdicts: pd.DataFrame, sources: dict, protocols: str) -> list:  # of HTML
     "A table of tested claims for each paper, each with what it is judged on; `protocols`: those of GeneCIS."
     tables = []
@@ -752,7 +752,7 @@ def certain_claims(verdicts: pd.DataFrame) -> HTML:
     "The table of the claims that hold by construction or by arithmetic."
     return tested_claims(verdicts, [], 'Claims that hold by construction or by arithmetic', [CERTAIN])
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #987e1f9a
 def judged_comparisons(verdicts: pd.DataFrame) -> list:  # of claim, comparison
     "What the tested claims are judged by."
     t = verdicts[verdicts.verdict.isin(JUDGED_HERE)]
@@ -766,7 +766,7 @@ def claims_forest(verdicts: pd.DataFrame):
     title = 'Comparisons behind the claims about methods'
     return forest(lines, 'difference, points; the claim holds to the right of zero', title) if lines else None
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #ae5cd02a
 def other_units_note(verdicts: pd.DataFrame) -> str:
     "The claims that `claims_forest` leaves out, with their units; empty for none."
     units = {i: c['unit'].strip() for i, c in judged_comparisons(verdicts) if 'unit' in c}

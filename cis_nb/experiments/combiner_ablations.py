@@ -195,7 +195,7 @@ def as_own(lines: list) -> list:
     "Lines of evidence as own comparisons of this book: they stand beside a claim and are not judged."
     return [dict(c, role=OWN_COMPARISON) for c in lines]
 
-
+# %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #2595e8ed
 def needed_for(c: dict, limit: float) -> dict:  # `needed`, or nothing
     "For a line of evidence: the number of queries that a limit needs, if those of a comparison are too few."
     needed = queries_needed(c, limit) if 'query_sd' in c else 0
@@ -216,7 +216,7 @@ def between(c: dict, least: float, most: float, what: str) -> list:  # of eviden
     below = dict(what=f'{most:g} − ({what})', diff=most - diff, low=most - high, high=most - low)
     return [above | about, below | about]
 
-
+# %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #faa1a8c3
 def within(c: dict, limit: float, what: str) -> list:  # of evidence
     "That a difference is smaller than `limit` points in both directions, as two comparisons that must be positive."
     return between(c, -limit, limit, what)

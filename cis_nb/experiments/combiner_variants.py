@@ -71,7 +71,7 @@ def variant_runs(variants: dict, given: dict, seeds: list) -> dict:  # (variant,
         for v, (c, change) in progress(variants.items(), f'variants, seed {s}')
     }
 
-
+# %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #21e3cfe3
 def tuned_runs(c: RelationCorpus, given: dict, seeds: list, after) -> dict:  # (variant, seed) -> folder
     "Runs that go on from the Combiner of the run `after`, while no tower of the backbone trains, one, or both."
     tuned = progress(TUNED_TOWERS.items(), 'tuned')
@@ -188,7 +188,7 @@ def recipe_evidence(per_query, seed: int = 0) -> dict:  # claim -> lines
         G06=[line('published', 'image_only', focus), *(line('image_only', 'published', focus, k) for k in (2, 3))],
     )
 
-
+# %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #15457684
 def variant_evidence(per_query, tune_steps: int, tune_seeds: list, seed: int = 0) -> dict:
     "Evidence for the claims G04 to G06, G13 and G14."
 

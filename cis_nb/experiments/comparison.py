@@ -65,7 +65,7 @@ def hits_by_seed(
         )
     return wide
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #0a668bde
 def hits(per_query, k: int = 1, of: str = '') -> pd.DataFrame:  # one line per query, one column per method
     "Percent of its seeds in which each method ranks a target within the first `k`; ValueError if queries differ."
     return hits_by_seed(per_query, k, of).T.groupby(level='method').mean().T
@@ -92,7 +92,7 @@ def _seed_differences(parts: dict, tasks) -> list:  # one for each seed
         return []
     return pd.DataFrame(sum(parts.values())).groupby(np.asarray(tasks)).mean().mean().tolist()
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #c2e8296f
 def contrast(
     per_query,
     weights: dict,  # method -> weight
@@ -127,7 +127,7 @@ def contrast(
     )
     return found | dict(by_seed=_seed_differences(parts, q.task), query_sd=float(by_query.std()), key=key)
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #884ef710
 def compare(
     per_query,
     a: str,
@@ -161,7 +161,7 @@ def corrected(found: dict) -> dict:
     p_values = holm([c['p'] for c in found.values()])
     return {label: dict(c, p_corrected=float(p)) for (label, c), p in zip(found.items(), p_values)}
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #5db0b86b
 def verdict(
     c: dict,  # from `compare`, perhaps `corrected`; `needed`: the number of queries that its limit needs
 ) -> str:
@@ -177,7 +177,7 @@ def format_interval(c: dict) -> str:
     digits = 2 if min(abs(c['low']), abs(c['high'])) < 0.05 else 1  # on which side of zero?
     return f'{c["diff"]:+.{digits}f} [{c["low"]:+.{digits}f}, {c["high"]:+.{digits}f}]'.replace('-', '−')
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #30b18bd2
 def change(c: dict) -> str:
     "The verdict on a quantity of which more is not better: `higher`, `lower`, or as `verdict`."
     said = verdict(c)
@@ -187,13 +187,13 @@ def change(c: dict) -> str:
 def _seeds_above_zero(c: dict) -> list:  # how many, of how many
     return [sum(d > 0 for d in c['by_seed']), len(c['by_seed'])]
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
 def format_difference(c: dict, said=verdict) -> str:
     "A difference with its interval, its verdict (or its `change`), and in how many seeds it is above zero."
     above = '; {} of {} seeds above zero'.format(*_seeds_above_zero(c)) if c['by_seed'] else ''
     return f'{format_interval(c)} ({said(c)}{above})'
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #05102870
 SEEDS_NOTE = 'behind a verdict: in how many of the seeds the difference is above zero'
 
 
@@ -207,7 +207,7 @@ def forest_rows(found: dict) -> list:  # label -> comparison
     "The lines of `forest`: label, difference, interval, and whether the verdict is better or worse."
     return [(label, c['diff'], c['low'], c['high'], verdict(c) in ('better', 'worse')) for label, c in found.items()]
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #d26cd3fe
 def doubt_note(found) -> str:
     "What the intervals of some comparisons hold, and how many were corrected, for below a table or figure."
     found = list(found)
@@ -248,7 +248,7 @@ def over_seeds(
         )
     return pd.DataFrame(rows, columns=['method', 'task', 'k', 'value', 'std', 'ci_low', 'ci_high', 'n', 'seeds'])
 
-
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #ceb6c176
 def format_uncertainty(
     r,  # a row of `over_seeds`
 ) -> str:

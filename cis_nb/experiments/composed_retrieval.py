@@ -52,7 +52,7 @@ def drawing_of(p: dict, plugin: api.BenchmarkPlugin) -> dict:
     "How the world draws a benchmark, as far as a page has parameters for it."
     return {option: p[parameter] for option, parameter in plugin.drawing.items() if parameter in p}
 
-
+# %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #eb66f61f
 def set_root(p: dict, name: str) -> Path:
     "Where the data of a benchmark of the world are."
     plugin = api.get('benchmark', name)
@@ -67,7 +67,7 @@ def load_set(p: dict, plugin: api.BenchmarkPlugin, tasks: list) -> Benchmark:
         raise NoQueries(b.missing[absent[0]])
     return replace(b, tasks={t: b.tasks[t] for t in tasks})
 
-
+# %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #fe2c20e6
 def load_sets(p: dict) -> tuple:  # {name: Benchmark}, {task: why not}
     "The benchmarks with the tasks that `sets` names."
     wanted, known, found, missing = p.get('sets', SETS), benchmarks_of(p), {}, {}

@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     title: str
     change: dict  # parameters that differ from the base
 
-
+# %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #5ccf36ac
 UNCONDITIONAL = 'unconditional'
 
 
@@ -72,7 +72,7 @@ def depth_variants(n_blocks: int, blocks=()) -> dict:  # name -> Variant
     }
     return by_block | {UNCONDITIONAL: Variant('no condition', dict(condition='none'))}
 
-
+# %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #955d2a17
 WITHOUT_TOKEN, EMPTY_TOKEN = 'without_token', 'empty_token'
 TOKEN_VARIANTS = {
     WITHOUT_TOKEN: Variant('no token', dict(condition='category', gallery_token=False)),
@@ -134,7 +134,7 @@ def against(run: ReferredRun, base: str, distractors: int, seed: int = 0) -> dic
     found = leads(run, base, [m for m in run.titles if m != base], distractors, seed=seed)
     return {m: opposite(c) for m, c in found.items()}
 
-
+# %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #f67875b0
 def chance_scores(run: ReferredRun, distractors: int) -> tuple:  # R@1, Cat@1, in percent
     "The scores of a gallery in random order, as text."
     task = run.benchmark.tasks['category']
@@ -151,7 +151,7 @@ def variant_scores(run: ReferredRun, results: pd.DataFrame, found: dict, base: s
     chance = dict(zip(cells.columns, chance_scores(run, distractors)))
     return pd.DataFrame([*rows, {'variant': 'Chance', **chance}]).fillna('')
 
-
+# %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #33b0d89e
 def gallery_table(run: ReferredRun, results: pd.DataFrame) -> pd.DataFrame:
     "R@1 / Cat@1 of each row of `variant_scores`, a column for each gallery of a table."
     columns = {'variant': [*run.titles.values(), 'Chance']}
@@ -185,7 +185,7 @@ def depth_figure(run: ReferredRun, results: pd.DataFrame, distractors: int):
     fig.suptitle(f'{distractors:,} distractors', fontsize=9.5)
     return fig
 
-
+# %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #ff4a4488
 def gallery_figure(run: ReferredRun, results: pd.DataFrame):
     "R@1 of each variant against the number of distractors; bands are one standard deviation over seeds."
     mine = _scores(results, 'recall').assign(variant=lambda t: t.method.map(run.titles))
@@ -238,7 +238,7 @@ def depth_evidence(run: ReferredRun, distractors: int, limit: float, seed: int =
     worse = [claim_evidence(opposite(found[m]), f'R@1 {first} − {run.titles[m]}') for m in late]
     return {'L11': same + worse}
 
-
+# %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #8b850a97
 TOKEN_HURTS = 100_000  # distractors from which on an empty token costs a ViT-B/16 R@1 (LRVS-F, Table 5)
 
 

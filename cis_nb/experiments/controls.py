@@ -407,7 +407,7 @@ def _first_ids(search: ControlSearch, title: str, queries: list, settings: Contr
     found = _with_settings(search.methods[title], settings).encode_queries(asked).numpy()
     return [_ranking(index, q[None], i, settings.k)[0] for q, i in zip(found, ids)]
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #f5264f39
 @torch.no_grad()
 def control_effects(
     search: ControlSearch,
@@ -489,7 +489,7 @@ def answer_seconds(
         rows += [(n, RANKED, ranked - start), (n, SHOWN, time.perf_counter() - start)]
     return pd.DataFrame(rows, columns=['query', 'what', 'seconds'])
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #ebf16b9d
 def seconds_table(times: pd.DataFrame) -> pd.DataFrame:
     "Median and largest time of each part, in milliseconds."
     of = times.groupby('what', sort=False).seconds
@@ -600,7 +600,7 @@ def _make_widgets(self: ControlPanel):
     self.message = w.HTML()
     self.result = w.HTML()
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #8bfddc66
 @patch
 def _make_canvas(self: ControlPanel):
     "The drawing area: the reference below, the mask above it."
@@ -629,7 +629,7 @@ def _connect(self: ControlPanel):
     self.canvas.on_mouse_up(self._released)
     self.canvas.on_mouse_out(self._released)
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #bc2ce572
 @patch
 def refresh(self: ControlPanel, *_):
     "Answer the query that the widgets hold and show the results, or the fault."
@@ -675,7 +675,7 @@ def _together(self: ControlPanel):
         self.quiet = False
     self.refresh()
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #a00a81c7
 @patch
 def example(self: ControlPanel, number: int = None):
     "Take a query of the collection, the next one if no number is given; without examples, an image."
@@ -710,7 +710,7 @@ def _uploaded(self: ControlPanel, change):
                 self.reference.value = ''
                 self._new_reference()
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #74ed07b3
 @patch
 def _new_reference(self: ControlPanel):
     "Show the reference in the drawing area, without a mask."
@@ -732,7 +732,7 @@ def _show_mask(self: ControlPanel):
     self.canvas[1].clear()
     self.canvas[1].put_image_data(pixels.repeat(scale, 0).repeat(scale, 1), 0, 0)
 
-
+# %% ../../nbs/05b_experiments/29_controls.ipynb #b8b298e2
 @patch
 def _mask_uploaded(self: ControlPanel, change):
     "A mask from a file."

@@ -170,7 +170,7 @@ class CaptionSample:
         "The ids of the whole captions."
         return self.captions.whole(self.rows)
 
-
+# %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #a9cde099
 def sample_captions(given: dict, seed: int = 0, most: int = 2000) -> CaptionSample:
     "Up to `most` captions of the corpus that the settings of a training name."
     captions = Corpus(corpus_of(settings(given)))

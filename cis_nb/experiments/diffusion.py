@@ -199,7 +199,7 @@ def one_benchmark(p: dict, name: str) -> Benchmark:
         return CompositionDraws('composition', dict(composition=composition_draws(root, p['draws'])))
     return load_benchmark(name, p['data'], p['world_seed'])
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #4228677f
 def evenly(task: Task, n: int) -> Task:
     "A task with at most `n` of its queries, evenly spread (0: all); what is ranked stays whole."
     rows = np.unique(np.linspace(0, len(task) - 1, n).astype(int)) if 0 < n < len(task) else slice(None)
@@ -221,7 +221,7 @@ def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
         found[b.name] = replace(b, tasks={k: evenly(t, n) for k, t in b.tasks.items()})
     return found, missing
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #98ee4670
 def with_controls_and_rerankers(entries: list, model, p: dict) -> list:  # of Entry
     "Methods without a training, late fusions where `tuned_on` names benchmarks, the untrained denoiser, the trained."
     plain, trained = [e for e in entries if not e.run], [e for e in entries if e.run]
@@ -290,7 +290,7 @@ def share_note(run: MatrixRun) -> str:
     "What the late fusions were set to, by task."
     return '. '.join(fusion_notes(run.entries)) or 'No late fusion was set.'
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #78e86b83
 def rerank_note(run: MatrixRun) -> str:
     "What a re-ranker orders; empty if there is none."
     found = {e.title: e.method for e in run.entries if isinstance(e.method, ReRanker)}
@@ -316,7 +316,7 @@ class PrintedTable(NamedTuple):
     tasks: dict  # printed name -> task of this book
     metrics: dict  # (printed metric, printed k) -> metric and k of this book
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #a3394860
 PRINTED = {
     'FashionIQ': PrintedTable(
         'compodiff_fashioniq',
@@ -357,7 +357,7 @@ def printed_columns(t: PrintedTable) -> dict:  # (printed name, metric, k) -> (t
         columns[name, r.metric, r.k] = ((task, *t.metrics[r.metric, r.k]), heading)
     return columns
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #d1e8bd3c
 def own_name(method: str, backbone: str, setting: str, tuned: str) -> str:
     "What this book calls a row of a printed table of CompoDiff; empty for a method that it does not have."
     supervised, synthetic = 'supervised' in setting, 'SynthTriplets18M' in setting
@@ -384,7 +384,7 @@ def regime(setting: str) -> str:
     more = [parts[key] for key in ('train', 'source') if key in parts]
     return ', '.join([parts['regime'], *more])
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #e7a1915d
 def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
     """A table of the paper with this run's line below each of its lines, and the late fusions at its end, in percent;
     `which` is a key of `PRINTED`."""
@@ -411,7 +411,7 @@ def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
     rows += [[run.titles[m], 'not in this table of the paper', *ours(m)] for m in rest]
     return pd.DataFrame(rows, columns=['method', 'regime', 'numbers of', *(h for _, h in columns.values())])
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #990d9b5c
 def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, task, metric, k) -> row of `over_seeds`
     "The results of a benchmark, by the part of its name before a slash; seeds joined."
     mine, found = run.results[run.results.benchmark.str.split('/').str[0] == benchmark], {}
@@ -446,7 +446,7 @@ def composition_table(run: MatrixRun) -> pd.DataFrame:
     table = pd.DataFrame(rows).rename(columns=dict(of='numbers of'))
     return table[[c for c in table if c != 'mean'] + ['mean']]
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #85cf97b3
 def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None:  # a line of evidence
     "C08: the standard deviation of R@1 over draws, its interval by the chi-square distribution; None below 3 draws."
     v = recall_of_draws(run.per_query).query('method == @method').value
@@ -512,7 +512,7 @@ class LabelledImages:
         "The things that an image shows."
         return [self.things[c] for c in np.flatnonzero(self.shown[self.ids.index(id)])]
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #4bf68ea2
 def labelled_images(root) -> LabelledImages:
     "The images of COCO's panoptic layout below `root`; FileNotFoundError without labels or images."
     path, scenes = panoptic_file(root), read_panoptic(root)
@@ -588,7 +588,7 @@ class EditedSum(FeatureMethod):
 def _unit(x) -> torch.Tensor:
     return torch.nn.functional.normalize(x.float(), dim=-1)
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #bac6097a
 AWAY_WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the negative text
 
 
@@ -627,7 +627,7 @@ def negative_search(entries: list, images: LabelledImages, q: pd.DataFrame, k: i
             rows.append(search_lines(e, name, 'negative text', about, top, **scores))
     return pd.concat(rows, ignore_index=True)
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #9d8fc9c4
 def search_effect(found: pd.DataFrame, method: str, a: str, b: str, score: str, seed: int = 0) -> dict:  # as `contrast`
     "Search `a` minus search `b` of one method in a score, on the same queries."
     mine = found[(found.method == method) & found.search.isin([a, b])]
@@ -639,7 +639,7 @@ def search_effects(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:  
     about = [(m, a, b, s) for m in dict.fromkeys(found.method) for a, b in pairs for s in scores]
     return corrected({(m, a, b, s): search_effect(found, m, a, b, s, seed) for m, a, b, s in about})
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #4ec8ac55
 def searches_table(found: pd.DataFrame, effects: dict, names: dict, titles: dict, scores: dict) -> pd.DataFrame:
     "A row a method and search: its scores {column: heading}, each followed by the effect to its first search."
     rows, base = [], next(iter(names))
@@ -684,7 +684,7 @@ def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # tab
     columns = ['query_id', 'reference', 'condition', 'wanted', 'masked', 'outside']
     return pd.DataFrame(rows, columns=columns), torch.from_numpy(np.stack(masks))
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #8c99c3d8
 def kept_share(images: LabelledImages, top: list, outside) -> list:  # Q lists of k shares
     "The share of the things outside the mask that each of the first images shows."
     row, column = {i: k for k, i in enumerate(images.ids)}, {t: c for c, t in enumerate(images.things)}
@@ -700,7 +700,7 @@ def box_masks(masks) -> torch.Tensor:  # (Q,M,M) bool -> (Q,M,M) bool
 
     return between(rows)[:, :, None] & between(columns)[:, None, :]
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #0a4ff28e
 MASK_TITLES = dict(none='no mask', mask='mask of the thing', box='box around it')
 MASK_PAIRS = (('mask', 'none'), ('box', 'none'))
 
@@ -766,7 +766,7 @@ def search_row(images: LabelledImages, line: dict, first: list, labels: list, ba
     shown = [*first, *(images.source.load(i) for i in top)]
     return dict(images=shown, titles=[*labels, *map(str, range(1, len(top) + 1))], outlines=marks, title=title)
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #b9fb180a
 def most_changed(found: pd.DataFrame, method: str, a: str, b: str, score: str, training: int, n: int) -> list:  # ids
     "The `n` queries in which search `a` lowers (or raises, where that is larger) a score most; ties by id."
     mine = found[(found.method == method) & (found.seed == training)]
@@ -785,7 +785,7 @@ def negative_rows(found: pd.DataFrame, images: LabelledImages, q: pd.DataFrame, 
             rows.append(search_row(images, line, [image], ['reference'], bad, f'“{line["condition"]}”{words}'))
     return rows
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #26edc7be
 def mask_rows(found: pd.DataFrame, images: LabelledImages, q: pd.DataFrame, masks, training: int, n: int = 2) -> list:
     "Rows of `show_grid`: without and with the mask, for the queries that it changes most."
     mine = found[(found.method == ZERO_SHOT) & (found.seed == training)].set_index(['query_id', 'search'])
@@ -822,7 +822,7 @@ def cirr_scenes(images: int, split: str = 'val', seed: int = 0) -> dict:  # name
                 found[f'{SPLIT_PREFIXES[split]}-{g}-{k // 2}-img{k % 2}'] = CirrScene(scene, free)
     return found
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #30d92985
 def edit_holds(edit, reference, scene) -> bool:
     "Does a scene have what an edit of `reference` asks for?"
     has = {t.category: t for t in scene.things}
@@ -848,7 +848,7 @@ def looks_of(scene) -> set:  # of (category, look)
     "Every thing of a scene with its look."
     return {(t.category, *(getattr(t, k) for k in LOOK_ATTRIBUTES)) for t in scene.things}
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #1be0e4f0
 def scene_scores(per_query: pd.DataFrame, task: Task, scenes: dict, k: int = 5) -> pd.DataFrame:
     "Rankings with `edit_satisfied` and `reference_kept`: shares over the first `k` images in percent."
     target = dict(zip(task.queries.query_id, task.queries.targets.str[0]))
@@ -888,7 +888,7 @@ def guided_rankings(entry: Entry, task: Task) -> pd.DataFrame:
     about = dict(method=entry.name, seed=entry.seed, draw=0, w_image=m.w_image, w_text=m.w_text)
     return found.assign(**about, **{k: 100 * v.numpy() for k, v in cosine.items()})
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #8301c195
 def guidance_grid(entries: list, tasks: dict, w_images: list, w_texts: list) -> tuple:  # table, folders
     "Every seed at every point of the grid on all tasks {name: Task}, each made once."
     folders, texts = [], {t for task in tasks.values() for some in task.as_queries().texts for t in some}
@@ -952,7 +952,7 @@ def along(grid: pd.DataFrame, weight: str, at: tuple) -> pd.DataFrame:
         raise ValueError(f'{other}: {value:g} is not in the grid; it has {known}')
     return mine
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #e6828789
 def trade_figure(grid: pd.DataFrame, at: tuple) -> Page:
     "Scores of reference and text along each weight through `at`; bands are one standard deviation over seeds."
     there = [s for s in TRADE if s in grid]
@@ -971,7 +971,7 @@ def trade_figure(grid: pd.DataFrame, at: tuple) -> Page:
             ax.legend(fontsize=8)
     return fig
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #0374d8d0
 def trade_differences(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # (weight, score) -> comparison
     "Largest minus smallest value of a weight in each score, the other weight as in `at`; the same queries."
     found = {}
@@ -1018,7 +1018,7 @@ def shared_tasks(p: dict) -> dict:  # name -> Task
         raise ValueError(f'tasks: {p["tasks"]} name no task of {b.name} with one gallery; it has {", ".join(b.tasks)}')
     return {n: evenly(t, p['most']) for n, t in named.items()}
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #a0760ce9
 def run_guidance(p: dict) -> GuidanceRun:
     "Every seed of the training on the grid of the parameters, which always has the weights of the training."
     tasks, model = shared_tasks(p), load_backbone(p['backbone'], p['pretrained'], p['device'])
@@ -1042,7 +1042,7 @@ def rank_beside(run: GuidanceRun, p: dict) -> MatrixRun:
     ranked = [e for e, _ in pairs]
     return MatrixRun({b.name: b}, {}, run.model, ranked, folders, read_cached(folders), None, None)
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #ba40e10e
 def beside_differences(run: GuidanceRun, beside: MatrixRun, ks: list, seed: int = 0) -> dict:  # (method, k)
     "R@k of stage 2 at the weights of its training minus that of each row of `beside`, corrected together."
     at = np.isclose(run.grid.w_image, run.at[0]) & np.isclose(run.grid.w_text, run.at[1])
@@ -1061,7 +1061,7 @@ def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> 
         rows.append(row | {f'stage 2 − row, R@{k}': difference_cell(found[m, k]) for k in ks})
     return pd.DataFrame(rows).fillna('')
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #a8364064
 def beside_words(run: GuidanceRun, beside: MatrixRun, found: dict, k: int) -> str:
     "R@k at the weights of the training minus that of the strongest baseline, in words."
     m = strongest_baseline([e.method for e in beside.entries], run.tasks)
@@ -1096,7 +1096,7 @@ def some_points(grid: pd.DataFrame, at: tuple, w_images: list, w_texts: list) ->
         raise ValueError(f'shown_images, shown_texts: {w_images}, {w_texts} are not in the grid')
     return mine
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #ab7ba3b4
 def changing_query(grid: pd.DataFrame, training: int) -> str:
     "The query whose first image differs most often over the grid; of equals the one that is found at most points."
     mine = grid[grid.seed == training].assign(first=lambda t: t.top.str[0], right=lambda t: t['rank'] == 1)
@@ -1128,7 +1128,7 @@ def guidance_evidence(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> d
     found = moves | extreme_losses(grid, at, k, seed)
     return {'C14': [claim_evidence(c, words) for words, c in found.items()]}
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #d770ccc2
 def points_note(grid: pd.DataFrame, at: tuple, ks: list, seed: int = 0) -> str:
     "The best point for each of `ks` beside the weights of the training, and what the ends of the weights lose."
     lines = []
@@ -1149,7 +1149,7 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
         rows.append(result_rows(g, ks, seed=seed, **about).assign(seed=training))
     return pd.concat(rows, ignore_index=True)
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #feff479e
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
     "The best point, what each weight moves, and whether the ends of a weight hurt."
     w_image, w_text, best = best_point(grid, k)
@@ -1189,7 +1189,7 @@ def negative_words(effects: dict) -> str:
     said = format_difference(effects[ZERO_SHOT, *of], change)
     return f'Share of results with the forbidden thing, negative text − none {said} ({beside})'
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #037c6177
 def mask_words(effects: dict) -> str:
     "Whether a mask localises the edit, beside the box around it and the rival."
     of = ('mask', 'none', 'localised')
@@ -1210,7 +1210,7 @@ def place_words(effects: dict) -> str:
     said = format_difference(effects[ZERO_SHOT, *of])
     return f'Of two drawn edits that in its place first, with a mask − without {said} ({beside})'
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #f141518f
 def tuned_words(run: MatrixRun, found: dict) -> list:  # of str
     "What each fine-tuning adds to stage 2 on the benchmark that it has seen, of `found` as of `diffusion_leads`."
     said = []
@@ -1228,7 +1228,7 @@ def against_baselines(run: MatrixRun, found: dict) -> str:
     better, worse = said.count('better'), said.count('worse')
     return f'Against the strongest baseline of each benchmark: better on {better} of {len(said)}, worse on {worse}'
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
 def cirr_words(run: MatrixRun, found: dict) -> str:
     "CIRR R@1 of stage 2, minus the strongest baseline and minus the rivals on its triplets; empty without CIRR."
     if 'cirr' not in run.benchmarks:
@@ -1266,7 +1266,7 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
     first = search_effect(placed, ZERO_SHOT, 'mask', 'none', 'inside', seed)
     return [*lines, claim_evidence(first, 'the edit in its place first of two, with mask − without')]
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #8be07c26
 ZERO_SHOT_ROWS = ('pic2word', 'artemis', 'combiner_synthetic')  # of the paper's tables, besides CompoDiff
 
 
@@ -1282,7 +1282,7 @@ def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
                 lines.append(claim_evidence(found, what))
     return lines + [untested(f'CIRR, {api.method_style(m).title}') for m in ZERO_SHOT_ROWS if m not in there]
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #233fe5bc
 def order_evidence(run: MatrixRun, name: str, pairs: list, seed: int = 0) -> list:  # of lines
     """For pairs of methods the difference in the main metric of a benchmark, given by the part of its name before a
     slash; untested where a method has no rankings there."""
@@ -1298,7 +1298,7 @@ def order_evidence(run: MatrixRun, name: str, pairs: list, seed: int = 0) -> lis
             lines.append(claim_evidence(compare(both, *pair, of='score', seed=seed), what))
     return lines
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #464ac7d7
 def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
     "C01 to C04 and C06, which compare CompoDiff with methods that learned from the same triplets or training split."
     combiner, artemis = SYNTHETIC_RIVALS
@@ -1314,7 +1314,7 @@ def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
         'C06': order_evidence(run, 'domains', domains, seed),
     }
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #c48d26f3
 def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
     "C07 (R@1 of the sum minus each learned method of the paper) and C08, where object composition was ranked."
     mine = whole_references(run.per_query[run.per_query.benchmark == 'composition'])

@@ -88,7 +88,7 @@ def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
     parts = run.per_query.groupby('benchmark', sort=False)
     return pd.concat([query_scores(q, main_metric(name, run.results)) for name, q in parts], ignore_index=True)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #8c5da50d
 CONTROL_ROWS = (
     'text_only',
     'compodiff_untrained',
@@ -111,7 +111,7 @@ def rank_denoisers(p: dict, others) -> MatrixRun:
     run.per_query = benchmark_scores(run)
     return run
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #c926d678
 def train_denoisers(p: dict, variants: dict, more=lambda entries: []) -> MatrixRun:  # variants: name -> Variant
     """Every variant of the training in `p`, once for each of `seeds`, on its benchmarks; `more` gives further entries
     from the trained ones, such as the same weights with another sampler."""
@@ -135,7 +135,7 @@ def metric_titles(run: MatrixRun) -> dict:  # benchmark -> title of its main met
     "The main metrics of the benchmarks of a run."
     return {name: main_metric(name, run.results).title for name in run.per_query.benchmark.unique()}
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #89356a7b
 def base_differences(run: MatrixRun, base: str, seed: int = 0) -> dict:  # (row, benchmark) -> comparison
     "Every row minus the variant `base` on every benchmark, corrected together."
     rows = [m for m in run.titles if m != base]
@@ -153,7 +153,7 @@ def denoiser_table(run: MatrixRun, found: dict, base: str) -> pd.DataFrame:
         columns |= {title: [cells.get(m, '–') for m in run.titles], f'{title} − {run.titles[base]}': said}
     return pd.DataFrame(columns)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #988b1da2
 def denoiser_forest(run: MatrixRun, found: dict, base: str, benchmark: str):
     "Differences of all rows but the controls to `base` on a benchmark, with their intervals."
     shown = {run.titles[m]: c for (m, name), c in found.items() if name == benchmark and m not in CONTROL_ROWS}
@@ -166,7 +166,7 @@ def denoiser_note(p: dict) -> str:
     c = settings(base_of(SweepParameters.of(dict(changes={}) | p)), p['training'])
     return f'{p["backbone"]}; {c.steps:,} steps of {c.batch_size}; seeds {", ".join(map(str, p["seeds"]))}'
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #ae9fb409
 def differences_finding(run: MatrixRun, found: dict, base: str) -> str:
     "Each variant and the late fusions but the even sum against `base` on every benchmark, in words."
     said, left_out = [], {'image_text', *CONTROL_ROWS}
@@ -224,7 +224,7 @@ def slope_ratio(seconds: dict) -> Estimate:
     lower = (seconds[middle] - seconds[low]) / (middle - low)
     return (seconds[high] - seconds[middle]) / (high - middle) / lower
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #5397b360
 def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, seed: int = 0) -> dict:
     """C11: five steps lose at most `limit` points to ten and to a hundred. C12: time is linear in the steps, and grows
     from five to the most at least half as much as they. C13: each number of steps is better than the next smaller
@@ -264,7 +264,7 @@ def step_rows(run: MatrixRun, benchmark: str) -> pd.DataFrame:  # steps, value, 
     n = rows.method.str.removeprefix('steps_').astype(int)
     return pd.DataFrame(dict(steps=n, value=rows.value, low=low, high=high)).sort_values('steps')
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #a186b701
 def step_count_figure(run: MatrixRun, alone: dict, batch: dict, rows: int):
     "Score with intervals, milliseconds of a query alone and queries per second in batches of `rows`, by steps."
     fig, (left, middle, right) = page(2.9, cols=3)
@@ -292,7 +292,7 @@ def step_count_figure(run: MatrixRun, alone: dict, batch: dict, rows: int):
         ax.grid(axis='y')
     return fig
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #08cb49ff
 def queries_per_second(seconds: dict, rows: int) -> dict:  # steps -> Estimate
     "Rates from the seconds of batches of `rows` queries."
     return {n: Estimate(rows / e.value, rows / e.draws) for n, e in seconds.items()}
@@ -391,7 +391,7 @@ def triplet_sizes(p: dict) -> list:
     n = len(synthetic_shards(load_backbone(c.backbone, c.pretrained, device=p['device']), c).ids)
     return sorted({max(1, round(s * n)) for s in p['shares']})
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #ac8368c1
 def triplet_variants(sizes: list) -> dict:  # name -> Variant
     "A training with the first n image triplets for each of `sizes`. ValueError for fewer than two sizes."
     if len(set(sizes)) < 2:
@@ -403,7 +403,7 @@ def size_of(method: str) -> int:
     "The number of triplets that a row is named after."
     return int(method.removeprefix('triplets_'))
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #fa679efd
 def doubling_weights(sizes: list) -> dict:  # method -> weight
     "The weights of the scores in the slope of the line through them, for twice as many triplets."
     x = np.log2(sizes) - np.log2(sizes).mean()
@@ -416,7 +416,7 @@ def doubling_slopes(run: MatrixRun, sizes: list, seed: int = 0) -> dict:  # benc
     parts = mine.groupby('benchmark', sort=False)
     return corrected({name: contrast(some, weights, of='score', seed=seed) for name, some in parts})
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #522dd9e4
 def doubling_finding(run: MatrixRun, found: dict, slopes: dict, sizes: list) -> str:
     "The slope on each benchmark, and the last step alone (`base_differences` to the largest set), in words."
     said = []
@@ -436,7 +436,7 @@ def doubling_evidence(run: MatrixRun, sizes: list, seed: int = 0) -> dict:
             lines.append(claim_evidence(found, f'{title}, {a:,} − {b:,} triplets'))
     return {'C15': lines}
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #4995cf68
 def triplet_figure(run: MatrixRun):
     "Score against the number of triplets on a logarithmic axis, with intervals or the deviation over seeds."
     fig, ax = page(2.9, width=5.5)
@@ -478,7 +478,7 @@ def caption_rankings(entry: Entry, root) -> pd.DataFrame:
             parts.append(lines.assign(**about))
     return pd.concat(parts, ignore_index=True).assign(method=entry.name, seed=entry.seed, draw=0)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #4216afbf
 @dataclass
 class CaptionRun:
     "Denoisers that read captions, and their rankings in both directions."
@@ -497,7 +497,7 @@ class CaptionRun:
         "The ids of the protocols of all directions."
         return list(dict.fromkeys(self.per_query.protocol))
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #10c3540d
 def caption_run(p: dict, root) -> CaptionRun:
     """Both forms of the text condition, trained as `p` says, the first with random weights, and the backbone itself, on
     the captions below `root`. Where `second` names the stage after the training: that training as it is, and with
@@ -524,7 +524,7 @@ def caption_results(run: CaptionRun, seed: int = 0) -> pd.DataFrame:
     found = pd.concat(rows, ignore_index=True)
     return found[found.task != 'mean'].reset_index(drop=True)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #04214186
 def caption_table(results: pd.DataFrame, titles: dict) -> pd.DataFrame:
     "A row for each direction, ground truth and measure, a column for each method (`titles`: name -> title)."
     rows = []
@@ -541,7 +541,7 @@ def caption_differences(per_query, a: str, b: str, task: str = '', k: int = 1, s
     mine = per_query[per_query.method.isin([a, b])]
     return contrast(mine[mine.task == task] if task else mine, {a: 1, b: -1}, k=k, seed=seed)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #e4a75026
 def forgetting_evidence(per_query, before: str, after: str, seed: int = 0) -> dict:
     "C10: the first stage alone is better than after the second, in every direction."
     tasks = per_query.task.unique()
@@ -559,7 +559,7 @@ def caption_comparisons(run: CaptionRun, seed: int = 0) -> dict:  # (row, row, d
     about = [(a, b, task) for a, b in pairs for task in run.per_query.task.unique()]
     return corrected({(a, b, t): caption_differences(run.per_query, a, b, t, seed=seed) for a, b, t in about})
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #f64757ff
 def caption_forest(run: CaptionRun, found: dict):
     "R@1 of all other rows but the control minus cross-attention, by direction, with intervals."
     shown = {
@@ -587,7 +587,7 @@ class RandomDenoising(BaseObjective):
         z, ref, noise, text, mask, t = batch
         return (self.net(add_noise(z, t, noise), t, text, ref, mask).float() - z).square().mean()
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #31b2be4b
 def denoiser_training_rates(shape: DenoiserShape, batch: int, repeats: int, device: str = 'cpu', seed: int = 0) -> dict:
     """Training of a denoiser with random weights: device, precision, batch, seconds a step (Estimate), operations a
     step, limit (operations per second of a large product), share of it, and bytes of memory."""
@@ -631,7 +631,7 @@ def sample_by_branch(net: Denoiser, queries: GuidedQueries, seeds, settings=Samp
 
     return run_steps(predict, noise(), step_pairs(settings.steps)).float()
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #873f205c
 def sampler_rates(shape: DenoiserShape, rows: int, repeats: int, steps: int = 10, device='cpu', seed: int = 0) -> dict:
     "Seconds (Estimates) for `rows` queries with random weights: `batched`, and branch by branch (`plain`)."
     torch.manual_seed(seed)
@@ -658,7 +658,7 @@ def form_rates(shape: DenoiserShape, batch: int, rows: int, repeats: int, device
         )
     return found
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #fde9fd1f
 def form_table(rates: dict, shapes: dict, batch: int, rows: int) -> pd.DataFrame:
     "Rates {shape: `form_rates`} of both forms, and their ratio; `shapes`: the same names -> DenoiserShape."
     lines = []
@@ -680,7 +680,7 @@ def _times(a: dict, b: dict, of: str) -> str:
     "How many times the rate of `b` that of `a` is."
     return (a[of] / b[of]).text('.1f', '×')
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #14c1fdff
 def _on_meta(shape: DenoiserShape) -> Denoiser:
     "A denoiser without memory for its weights."
     with torch.device('meta'):
@@ -693,7 +693,7 @@ def form_evidence(rates: dict, name: str, repeats: int) -> dict:
     what = f'queries/s, cross-attention to input tokens, {name}: times − 2.5'
     return {'C09': [ratio_evidence(what, ratio, 2.5, repeats)]}
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #a501140a
 def form_finding(run: CaptionRun, found: dict, rates: dict, name: str) -> str:
     "R@1 of input tokens minus cross-attention in each direction, and how many times faster the latter is."
     pairs, of = [('tokens', 'attention'), ('both_stages', 'first_stage')], rates[name]
@@ -727,7 +727,7 @@ def projected_hours(rates: dict) -> pd.DataFrame:  # stage, samples, hours, low,
         )
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #cb923574
 def projected_hours_table(rates: list) -> pd.DataFrame:
     "`projected_hours` for each of some `denoiser_training_rates`, in words; a last line where there is no GPU."
     rows = []
@@ -742,7 +742,7 @@ def projected_hours_table(rates: list) -> pd.DataFrame:
         rows.append({'stage': 'GPU: none in this run', 'samples': '–', 'hours (projected)': '–', 'projected from': '–'})
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #981332e3
 def denoiser_rate_table(rates: list) -> pd.DataFrame:
     "Some `denoiser_training_rates`."
     return pd.DataFrame(
@@ -758,7 +758,7 @@ def denoiser_rate_table(rates: list) -> pd.DataFrame:
         }
     )
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #b0fd09ca
 def denoiser_measurements(rates: list, sampled: dict, rows: int) -> list:  # of Measurement
     "Rates of training, the gain of the batched sampler, and the projected hours."
     found = []
@@ -802,7 +802,7 @@ def image_triplet_rates(backbone, pretrained: str, world_images: int, n: int, qu
     counts = dict(captions=len(triplets), drawn=len(made.pairs), kept=int(passed.sum()))
     return counts | dict(per_second=len(made.pairs) / seconds, kept_per_second=counts['kept'] / seconds)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #b0db80f1
 def image_triplet_table(rates: dict) -> pd.DataFrame:
     "`image_triplet_rates` as one row."
     heads = 'caption triplets|drawn|kept|drawn per second and core|kept per second and core'.split('|')
@@ -835,7 +835,7 @@ def encoder_variants(p: dict) -> dict:  # name -> Variant
         found[names] = Variant(names.replace('+', ' and '), change | dict(start=first_stage(p, change)))
     return found
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #796a7147
 def encoder_table(run: MatrixRun) -> pd.DataFrame:
     "Width of the text states and parameters of the denoiser of each trained row."
     own = {e.title: e.method.net for e in run.entries if e.run}
@@ -880,7 +880,7 @@ def sampled_in_one_step(entries: list) -> list:  # of Entry
     last, about = entries[-1].name, dict(name=ONE_STEP, title='and one step of the sampler')
     return [replace(e, method=replace(e.method, steps=1), **about) for e in entries if e.name == last]
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #b8e75d94
 def train_states(p: dict) -> MatrixRun:
     "All states on the benchmarks of `p`."
     return train_denoisers(p, state_variants(p), sampled_in_one_step)
@@ -894,7 +894,7 @@ def trained_triplets(run: MatrixRun) -> dict:  # method -> number of image tripl
         counts[e.name] = len(synthetic_shards(e.backbone, c).ids)
     return counts
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #b40affe6
 def state_steps(run: MatrixRun) -> list:  # of (method, the one before)
     "The states in their order, each with the one before."
     names = list(dict.fromkeys(e.name for e in run.entries if e.run))
@@ -906,7 +906,7 @@ def state_differences(run: MatrixRun, seed: int = 0) -> dict:  # (state, benchma
     about = [(m, b, name) for name in metric_titles(run) for m, b in state_steps(run)]
     return corrected({(m, name): denoiser_differences(run, m, b, name, seed) for m, b, name in about})
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #6c6411f0
 def state_table(run: MatrixRun, found: dict) -> pd.DataFrame:
     "A row a state: image triplets, steps, the score on each benchmark and the difference to the row before."
     triplets = trained_triplets(run)
@@ -930,7 +930,7 @@ def state_forest(run: MatrixRun, found: dict, benchmark: str):
     xlabel = f'difference in {metric_titles(run)[benchmark]}, points'
     return forest(forest_rows(shown), xlabel, 'State − the one before')
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #7a4a8573
 def state_finding(run: MatrixRun, found: dict) -> str:
     "The score of every state and what each added, in words."
     said = []
@@ -967,7 +967,7 @@ def train_predictions(p: dict) -> MatrixRun:
     "Both kinds of network on the benchmarks of `p`, each with both starts of the sampler."
     return train_denoisers(p, PREDICTION_VARIANTS, with_other_start)
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #204d343b
 CURVE_COLUMNS = ['method', 'seed', 'step', 'loss', 'score']
 
 
@@ -988,7 +988,7 @@ def loss_changes(curves: pd.DataFrame) -> pd.DataFrame:  # seed, step; a column 
     v = v.assign(change=change).dropna(subset='change')
     return v.pivot(index=['seed', 'step'], columns='method', values='change')
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #2ea3d919
 def steadiness_evidence(changes: pd.DataFrame, seed: int = 0) -> dict:  # a line
     "How much more the loss changes where noise is predicted; bootstrap over seeds and records."
     what = 'mean change of the loss between records, noise − clean embedding'
@@ -1006,7 +1006,7 @@ def prediction_evidence(run: MatrixRun, changes: pd.DataFrame, seed: int = 0) ->
     lines = [claim_evidence(c, f'{title}, clean embedding − noise') for title, c in found.items()]
     return {'C18': [*lines, steadiness_evidence(changes, seed)]}
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #9ca1f6c3
 def prediction_finding(run: MatrixRun, found: dict, changes: pd.DataFrame) -> str:
     "Differences and steadiness of both kinds of network, in words."
     said = differences_finding(run, found, PREDICTS_X0)
@@ -1086,7 +1086,7 @@ def compared_settings() -> pd.DataFrame:  # stage, setting, paper, field, here, 
         rows.append([STAGES[stage], r.metric.replace('_', ' '), r.value, field, here, here == printed])
     return pd.DataFrame(rows, columns=['stage', 'setting', 'paper', 'field', 'here', 'equal'])
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #6bf28fbc
 def settings_table() -> pd.DataFrame:
     "The printed settings, a row each, with a column for each stage; those that differ say so."
     t = compared_settings()

@@ -84,7 +84,7 @@ def training_parameters(name: str) -> dict:
     "The parameters of an experiment of this profile, or of a name in BRIEF."
     return BRIEF[name] if name in BRIEF else parameters(name)
 
-
+# %% ../../nbs/05b_experiments/01_entries.ipynb #490f9b4c
 def training_config(
     name: str,  # an experiment of this profile, or a name in BRIEF
 ) -> TrainingConfig:
@@ -149,7 +149,7 @@ def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) ->
     m, name = plugin.load(run, device, backbone), plugin.variant(config)
     return Entry(share_texts(m, backbone, read), config.seed, run, name, api.method_style(name).title)
 
-
+# %% ../../nbs/05b_experiments/01_entries.ipynb #49917db7
 def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=None) -> list:
     """All seeds of all trainings.
     TypeError if `trainings` is one text; ValueError if two give the same variant of a method."""
@@ -191,7 +191,7 @@ def control_entries(entry: Entry, config: TrainingConfig, backbone, device='auto
     titled = {end: replace(m, title=f'{entry.title}, {CONTROL_TITLES[end]}') for end, m in found.items()}
     return [Entry(m) for m in titled.values()]
 
-
+# %% ../../nbs/05b_experiments/01_entries.ipynb #b927fc3c
 def with_controls(entries: list, trainings: list, backbone, device='auto', read=None) -> list:  # of Entry
     "Trained entries, each first seed of a method followed by its controls."
     configs = {api.get('method', c.method).variant(c): c for c in map(training_config, trainings)}

@@ -145,7 +145,7 @@ class GenecisTasks:
         "The tasks of all draws of the templates."
         return tasks_by_draw(self.benchmarks)
 
-
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #5000b675
 @dataclass(frozen=True)
 class GenecisParameters(ParameterSet):
     "The data of an experiment on GeneCIS, and its backbone."
@@ -171,7 +171,7 @@ class GenecisParameters(ParameterSet):
         "The rules by which templates are built."
         return Rules(self.min_categories, self.min_shared, self.far)
 
-
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #541d4854
 def genecis_tasks(p: GenecisParameters, crop_mode='official') -> GenecisTasks:
     "The tasks of the parameters, without images that cannot be read."
     root = annotations_root(p.data, p.coco_images, p.vaw_images, p.caption_images, p.world_seed)
@@ -298,7 +298,7 @@ def order_line(per_query, results, titles: dict, seed=0, plain=('image_text', 'i
     ]
     return ''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks)'
 
-
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #3f82f96b
 MEAN = 'mean'  # of the tasks, in `genecis_leads`
 
 
@@ -314,7 +314,7 @@ def judged_on_mean(run: MatrixRun, found: dict) -> list:  # of comparisons
     strongest = strongest_baseline([e.method for e in run.entries], set(run.per_query.task))
     return [c for (_, rival, part), c in found.items() if (rival, part) == (strongest, MEAN)]
 
-
+# %% ../../nbs/05b_experiments/02_genecis.ipynb #fead7627
 def headline(run: MatrixRun, found: dict, seed: int = 0) -> str:
     "`order_line`, then each trained method with its difference to the strongest baseline (`found`: `genecis_leads`)."
     trained = [

@@ -116,7 +116,7 @@ def solvable_pairs(entries: list, benchmarks: dict) -> list:  # of (Entry, Bench
             raise Unsolved(f'{e.name} can solve no task; leave it out of `methods`: {reasons}')
     return able
 
-
+# %% ../../nbs/05b_experiments/03_matrix.ipynb #12a3c2a4
 def rank_pairs(pairs: list) -> list:  # folders
     "The rankings of methods on benchmarks, each made once."
     return [cached_benchmark_rankings(e, b) for e, b in progress(pairs, 'benchmarks', 'ranking')]
@@ -126,7 +126,7 @@ def rank_entries(entries: list, benchmarks: dict) -> list:  # folders
     "The rankings of every method on every benchmark of which it can solve a task; Unsolved as for `solvable_pairs`."
     return rank_pairs(solvable_pairs(entries, benchmarks))
 
-
+# %% ../../nbs/05b_experiments/03_matrix.ipynb #fa5cb5bc
 def read_results(pairs: list, folders: list, seed: int = 0) -> pd.DataFrame:
     "The result rows of the rankings in `folders`, each of a method on a benchmark (`pairs`)."
     ranked = zip(pairs, folders)

@@ -154,7 +154,7 @@ def describe_composed(queries: pd.DataFrame) -> pd.DataFrame:
         rows.append(row | {'for example': f'{g.iloc[0].who} + “{g.iloc[0].condition}”'})
     return pd.DataFrame(rows)
 
-
+# %% ../../nbs/05b_experiments/09_photos.ipynb #3ae978d7
 @dataclass(frozen=True, eq=False)
 class ComposedSearch:
     "Composed queries over the photographs of one index; Q queries."
@@ -177,7 +177,7 @@ class ComposedSearch:
         p = 100 * precision_at_k(top_images(self.index, q, chosen.reference), chosen.targets)
         return pd.Series(p).groupby([chosen.kind, chosen.who, chosen.condition], sort=False).mean()
 
-
+# %% ../../nbs/05b_experiments/09_photos.ipynb #ab9cda46
 def composed_search(model, index: SearchIndex, queries: pd.DataFrame) -> ComposedSearch:
     "The search with one backbone; words with and without the subject are encoded."
     named = queries.who + ' ' + queries.condition

@@ -233,7 +233,7 @@ def self_retrieval(entry, b) -> float:  # percent
     scores = l2_normalize(entry.backbone.encode_pseudo('a photo of $', entry.method.words(f)).cpu()) @ l2_normalize(f).T
     return 100 * float((scores.argmax(1) == torch.arange(len(f))).float().mean())
 
-
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #49cb20a7
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def paired_features(model, n: int = 400, seed: int = 0) -> tuple:  # (n,D), (n,D)

@@ -407,7 +407,7 @@ def embedding_operations(net, pixels, condition=None) -> float:
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #0141c3a4
 def condvit_rates(backbone: str, batch_size: int, repeats: int, device: str = 'cpu', seed: int = 0) -> pd.DataFrame:
     """Images per second of a CondViT over a named backbone with random weights, without and with a category.
 
@@ -554,7 +554,7 @@ def ranking_measurements(rates: pd.DataFrame, queries: int, images: int, dim: in
         Measurement(f'memory for {what}', 'a count', gib, '≤ 8' if real else '', 'GiB'),
     ]
 
-
+# %% ../../nbs/05b_experiments/11_throughput.ipynb #4f196427
 def condvit_measurements(rates: list, backbone: str) -> list:  # of Measurement
     "With a condition against without, and the share of large multiplications, on each device."
     found, what = [], f'CondViT over {backbone}, images per second'

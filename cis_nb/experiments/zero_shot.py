@@ -80,7 +80,7 @@ def counted(title: str, texts: list) -> Part:
     "What a list of texts names."
     return Part(title, len(texts), Counter(u for text in texts for u in named_units(text)))
 
-
+# %% ../../nbs/05b_experiments/31_zero_shot.ipynb #b938c42b
 def backbone_part(name: str, n: int) -> Part:
     "What `n` pairs of the training of a backbone of the world name and show; ValueError for another backbone."
     file = tiny_folder(name) / 'backbone.json'
@@ -100,7 +100,7 @@ def captions_of_training(config: TrainingConfig) -> list:
     folder = getattr(config, 'corpus', config.data)
     return [text for *_, text in read_captions(captions_root(folder, config.world_images), 'all', 'train')[0]]
 
-
+# %% ../../nbs/05b_experiments/31_zero_shot.ipynb #1cd9af79
 def training_parts(config: TrainingConfig) -> list:  # of Part
     "What a training on the world has read: its captions and the conditions of its triplets, or CIRR's sentences."
     title = api.method_style(api.get('method', config.method).variant(config)).title
@@ -164,7 +164,7 @@ def by_group(per_query: pd.DataFrame, groups: dict, titles: dict, seed: int = 0)
         rows.append([name, len(g), *(f'{v:.1f} [{low:.1f}, {high:.1f}]' for v, low, high in values)])
     return pd.DataFrame(rows, columns=['units', 'queries', *titles.values()])
 
-
+# %% ../../nbs/05b_experiments/31_zero_shot.ipynb #c1720be5
 def group_leads(per_query: pd.DataFrame, groups: dict, pairs: list, seed: int = 0) -> dict:
     "(method, rival, group) -> R@1 of a method minus that of a rival; the group `change`: unseen minus seen."
     q = per_query.assign(task=per_query.query_id.map(groups))

@@ -75,7 +75,7 @@ class Artemis(nn.Module):
         wanted, kept = F.normalize(self.transform(text), dim=-1), F.normalize(implicit * ref, dim=-1)
         return torch.cat([explicit * wanted, explicit.square(), implicit * kept, implicit.square()], -1)
 
-
+# %% ../../nbs/04b_methods/15_artemis.ipynb #797ec3bd
 def artemis_scores(q, gallery) -> torch.Tensor:  # (B,4D), (n,D) or (B,n,D) -> (B,n)
     "Explicit matching plus implicit similarity, from -2 to 2."
     t = F.normalize(gallery.float(), dim=-1)
@@ -150,7 +150,7 @@ def read_artemis(folder) -> tuple:  # Artemis, what is known about it
     "A saved scorer; FileNotFoundError if the folder holds none, ValueError for a damaged file."
     return read_net(folder, 'artemis', lambda about: Artemis(about['D']), 'not a run of `method: artemis`')
 
-
+# %% ../../nbs/04b_methods/15_artemis.ipynb #0b8b98c8
 def load_artemis(run, device: str = 'auto', backbone=None) -> ArtemisMethod:
     "What a run has learned; ValueError for another backbone than its own."
     net, about = read_artemis(run)
@@ -173,7 +173,7 @@ class ArtemisConfig(TrainingConfig):
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR that choose the weights")
     scale: float = Field(14.3, gt=0, description='factor of the scores in the loss at its start')
 
-
+# %% ../../nbs/04b_methods/15_artemis.ipynb #3feb2e03
 class ArtemisPlugin(Plugin):
     "Synthetic triplets, and a score of reference, text and target."
 
@@ -262,7 +262,7 @@ class ReRankedTask:
         found = self.of.score(q[:, :D], gallery)
         return torch.where(found > q[:, -1:], 4 + self.by.score(q[:, D:-1], gallery), found)
 
-
+# %% ../../nbs/04b_methods/15_artemis.ipynb #b2060836
 @dataclass(frozen=True)
 class ReRanker:
     "The first `k` images of one method in the order of another (the contract `MethodByTask` of `cis_nb.api`)."

@@ -196,7 +196,7 @@ class EncodedNow:
     array: np.ndarray  # (N,D)
     index: dict  # id -> row
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #8e9fb7e8
 class ImageInputs:
     "Images for training and for searching: features while the tower is frozen, squares once it trains."
 
@@ -459,7 +459,7 @@ def read_published_combiner(path, D: int = 640) -> Combiner:
     net.load_state_dict({own: tensors[k].float() for k, own in _COMBINER_NAMES.items()})
     return net.eval()
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #741041e8
 def published_combiner(path, backbone='rn50x4', device: str = 'auto') -> CombinerMethod:
     "A published Combiner over its backbone (a name, or one that is loaded); ValueError for another file or size."
     b = load_backbone(backbone, device=device) if isinstance(backbone, str) else backbone
@@ -572,7 +572,7 @@ class TripletData:
     images: ImageSource
     tasks: dict  # name -> Task
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #690a1e6c
 def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
     "The training split of CIRR."
     b = load_cirr(cirr_root(c.data, c.cirr), 'train')
@@ -599,7 +599,7 @@ class StackedRows:
             out[at] = array[rows[at] - self.starts[k]]
         return out
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #7070749d
 @dataclass
 class TripletImages(ImageSource):
     "Both images of triplets, `reference/` or `target/` and the id; their features are those of the two sides."
@@ -617,7 +617,7 @@ class TripletImages(ImageSource):
         }
         return Features(rows, list(index), index)
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #5a20efba
 def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
     "Image triplets; an image is named by its side and its triplet, `reference/` or `target/` and the id."
     sides = dict(reference=shards.references, target=shards.targets)
@@ -792,7 +792,7 @@ class Encoding(CombinerLoss):
         with torch.no_grad():
             return super().encode_texts(texts)
 
-
+# %% ../../nbs/04b_methods/03_combiner.ipynb #b6c1abb2
 def random_triplets(n: int, size: int, images: int = 64, conditions: int = 200, seed: int = 0) -> tuple:
     "Triplets of noise (table, ImageSource): how long a step takes does not depend on what they show."
     rng = np.random.default_rng(seed)

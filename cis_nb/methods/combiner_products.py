@@ -72,7 +72,7 @@ def encode_now(backbone, images: ImageSource, block: int = 64) -> Features:
         parts.append(backbone.encode_image(pixels.to(backbone.device)).float().cpu())
     return Features(torch.cat(parts).numpy(), list(images.ids), {i: row for row, i in enumerate(images.ids)})
 
-
+# %% ../../nbs/04b_methods/10_combiner_products.ipynb #2f9e23b6
 @dataclass(kw_only=True)
 class ProductCombinerMethod(CombinerMethod):
     "Queries of a Combiner that was trained on products."
@@ -176,7 +176,7 @@ def loss(self: ProductCombinerTraining, batch) -> torch.Tensor:
     q = F.normalize((reference + e).float(), dim=-1) if self.tuning else self.net(reference, e)
     return query_target_loss(q, target, self.tau, symmetric=self.symmetric)
 
-
+# %% ../../nbs/04b_methods/10_combiner_products.ipynb #e2723ce8
 @patch
 def before_step(self: ProductCombinerTraining, step: int, optimizer):
     "Choose what trains; the second stage begins with fresh moments."

@@ -119,7 +119,7 @@ def _write_states(folder: Path, backbone, texts: list, padding: str, block: int 
                 lengths.append(n)
     np.save(folder / 'starts.npy', np.cumsum([0, *lengths]))
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #abe42a39
 class StoredStates:
     "States of some texts from the store, mapped from disk; computed on first use."
 
@@ -141,7 +141,7 @@ class StoredStates:
         row = self.index[text]
         return self.states[self.starts[row] : self.starts[row + 1]]
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #1a15ceb7
 def padded_states(rows: list) -> tuple:  # B arrays (T,W) -> (B,T,W), and a mask (B,T)
     "States of different lengths as one tensor."
     out = np.zeros((len(rows), max(map(len, rows)), rows[0].shape[1]), np.float32)
@@ -281,7 +281,7 @@ class DiffusionBatch:
     noise: torch.Tensor  # (B,D)
     states: tuple = None  # of the texts, where they are kept
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #8b1124bf
 class DiffusionData:
     "The tasks of a training and the share of each."
 
@@ -317,7 +317,7 @@ def places(self: DiffusionData, ids, rng) -> tuple:  # task (B,), row (B,)
     task = rng.choice(len(self.tasks), len(ids), p=self.shares)
     return task, rng.integers(np.array([len(t) for t in self.tasks])[task])
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #cb6d9678
 @patch
 def draw(self: DiffusionData, ids, rng) -> DiffusionBatch:
     "The samples of a batch; `rng` decides everything but the rows of a single task."
@@ -388,7 +388,7 @@ def masked_pixels(pixels, mask) -> torch.Tensor:  # (B,3,H,H) normalised, (B,M,M
     gone = F.interpolate(mask[:, None].float(), pixels.shape[-1], mode='nearest-exact')
     return pixels * (1 - gone.to(pixels))
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #0f74590a
 class MaskedTower:
     "The image tower of a backbone for pairs of an image and a mask (M,M); the feature store keeps what it encodes."
 
@@ -502,7 +502,7 @@ def masked_images(
         )
     return MaskedImages([ids[r] for r in rows], [texts[r] for r in rows], kept['bits'][rows], folder)
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #b5e1d537
 def inpainting_task(backbone, data: str, world_images: int, masked: MaskedImages) -> DiffusionTask:
     "Masked images as references, with the whole image as the target."
     source, rows = (
@@ -724,7 +724,7 @@ def validate(self: CompoDiffTraining) -> dict:  # "name R@k" -> percent
         found[self.metric] = sum(found[f'{name} R@{k}'] for name in self.tasks) / len(self.tasks)
     return found
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #40874520
 @patch
 def method(self: CompoDiffTraining) -> CompoDiffMethod:
     "The method as it is now."
@@ -740,7 +740,7 @@ def save(self: CompoDiffTraining, folder):
     about |= dict(backbone=self.backbone.name, pretrained=self.pretrained, fingerprint=self.backbone.fingerprint)
     write_net(folder, 'compodiff', self.net, about | dict(text_encoder=self.text_encoder))
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #1996f942
 @patch
 def load(self: CompoDiffTraining, folder):
     "Take the weights of a run."
@@ -848,7 +848,7 @@ def start_run(start: str) -> Path | None:
     "The folder of the run that a stage begins with; None for random weights."
     return None if start in ('', 'none') else run_folder(trained_weights(start))
 
-
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #af6538cf
 def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
     "The denoiser of a configuration at its start; ValueError for a run of another stage, backbone or shape."
     torch.manual_seed(c.seed)

@@ -454,7 +454,7 @@ class ProductsConfig(TrainingConfig):
     def _with_products(cls, name: str) -> str:
         return one_of('products', name, api.names('benchmark'))
 
-
+# %% ../../nbs/04b_methods/08_condvit.ipynb #384e7567
 class CondViTConfig(ProductsConfig):
     "CondViT's own parameters."
 

@@ -300,7 +300,7 @@ class ContrastiveConfig(TrainingConfig):
             one_of('held_out', noun, THINGS)
         return self
 
-
+# %% ../../nbs/04b_methods/02_contrastive.ipynb #4ab8c1b6
 class ContrastivePlugin(Plugin):
     "Images with captions, and a backbone that learns to match them."
 

@@ -62,7 +62,7 @@ class NearestImages:
         "The nearest image of each embedding."
         return [row[0] for row in self.ids]
 
-
+# %% ../../nbs/04b_methods/13_decoding.ipynb #364ddae6
 def nearest_images(
     q,  # (B,D)
     features: Features,  # of the gallery
@@ -156,7 +156,7 @@ def _random_upscaler(side: int):
     size = dict(block_out_channels=(8, 16), layers_per_block=1, norm_num_groups=4)
     return UNet2DModel(sample_size=side, in_channels=6, out_channels=3, **blocks, **size)
 
-
+# %% ../../nbs/04b_methods/13_decoding.ipynb #d1e3d2a5
 def _random_unclip_parts(width: int, side: int, words: int) -> dict:
     "Models and schedulers of an unCLIP decoder."
     from diffusers import UnCLIPScheduler, UNet2DConditionModel

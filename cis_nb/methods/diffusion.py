@@ -104,7 +104,7 @@ def joined_tokens(cache: ConditionCache, texts, T: int) -> ConditionCache:
     read = [F.pad(text.tokens_read, (0, n)).expand(B, -1) for text, n in zip(texts, more)]
     return replace(cache, tokens=torch.cat(tokens), tokens_read=torch.cat(read))
 
-
+# %% ../../nbs/04b_methods/11_diffusion.ipynb #5378e35c
 @dataclass(frozen=True)
 class GuidedCache:
     "The conditions of all branches, branch after branch, and the weights of the branches."

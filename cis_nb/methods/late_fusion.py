@@ -47,7 +47,7 @@ def validation_benchmark(name: str, data: str, other_world: int, **drawing):  # 
         return plugin.load(data, split=plugin.tuning_split)
     raise Unsolved(f'{name}: {data} has no other queries on which a setting could be chosen')
 
-
+# %% ../../nbs/04b_methods/14_late_fusion.ipynb #df4a4103
 def validation_task(task: Task, data: str = 'world', world_seed: int = 0, **drawing) -> Task:
     """The validation queries for a task of the benchmark of `data`, in the same prompt; `drawing`: choices of the
     world's versions, of which a benchmark takes its own. Unsolved if there are none, or if they are those of the task.
@@ -115,7 +115,7 @@ def tuning_measure(task: Task) -> tuple:  # metric, k
     main = api.main_metrics().get(task.name)
     return (metric, main.k) if main and main.metric == metric and main.k in task.ks else (metric, k)
 
-
+# %% ../../nbs/04b_methods/14_late_fusion.ipynb #1c956547
 def validation_score(method, task: Task) -> float:  # percent
     "The score of a method on a task by `tuning_measure`."
     metric, k = tuning_measure(task)
@@ -131,7 +131,7 @@ def text_weight_curve(task: Task, read: TextMemory) -> dict:  # weight -> score 
         scores[w] = validation_score(m, task)
     return scores
 
-
+# %% ../../nbs/04b_methods/14_late_fusion.ipynb #bf08d43b
 def best_text_weight(curve: dict) -> float:
     "The weight with the highest score; of equals the one nearest to one half."
     return max(curve, key=lambda w: (curve[w], -abs(w - 0.5)))
@@ -178,7 +178,7 @@ class LateFusion:
             self.validated[task.task] = validation_score(m, queries)
         return self.methods[key]
 
-
+# %% ../../nbs/04b_methods/14_late_fusion.ipynb #5a070c4c
 class TunedSum(LateFusion):
     "Image + Text with the weight of the text that is best on validation queries."
 
@@ -198,7 +198,7 @@ class TunedSum(LateFusion):
             f'{w:g} ({api.task_title(task)})' for task, w in self.weights.items()
         )
 
-
+# %% ../../nbs/04b_methods/14_late_fusion.ipynb #725d34fb
 class TunedProduct(LateFusion):
     "The product of two similarities, moved by their ranges in the validation gallery."
 

@@ -75,7 +75,7 @@ def _uniform(shape):
 def _student(shape):  # 5 degrees of freedom
     return torch.randn(shape) / (sum(torch.randn(shape) ** 2 for _ in range(5)) / 5).sqrt()
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #e9093e52
 def _exponential(shape):  # rate 1
     return -torch.log1p(-torch.rand(shape))
 
@@ -83,11 +83,11 @@ def _exponential(shape):  # rate 1
 def _chi2(shape):  # 1 degree of freedom
     return torch.randn(shape) ** 2
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #086a2827
 def _product(shape):
     return torch.rand(shape[0], 1) * torch.randn(shape)
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #6831d6ab
 NOISES = dict(
     none=torch.zeros,
     gaussian=torch.randn,
@@ -251,7 +251,7 @@ class LinCIRConfig(TrainingConfig):
     unit_target: bool = Field(False, description='the loss compares l2-normalised features')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
 
-
+# %% ../../nbs/04b_methods/05_lincir.ipynb #81822d9d
 PRODUCTS = 'products'  # as a corpus: the captions of LRVS-F's training products, of the data set that `data` names
 
 

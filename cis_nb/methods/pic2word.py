@@ -74,7 +74,7 @@ class Pic2WordConfig(TrainingConfig):
     width: int = Field(0, ge=0, description='hidden width of the mapping network; 0: 512, as published')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR, which chooses the weights")
 
-
+# %% ../../nbs/04b_methods/06_pic2word.ipynb #87a0116e
 class Pic2WordPlugin(Plugin):
     "Images, and a mapping network that turns each into a word."
 

@@ -174,7 +174,7 @@ def pad_images(backbone, ratio: float):
         raise ValueError(f'target_pad: {backbone.name} cannot pad its images; use a CLIP of this book, or no padding')
     return backbone.with_padding(ratio)
 
-
+# %% ../../nbs/04b_methods/04_pseudo_words.ipynb #500a0afe
 def save_phi(folder, m: PseudoWord, pretrained: str = 'default') -> Path:
     "Write a φ and what it was trained on."
     about = dict(
@@ -244,7 +244,7 @@ def read_published_net(path, net: str, D: int, W: int) -> nn.Module:
     made.load_state_dict({own: tensors[k].float() for k, own in names.items()})
     return made.eval()
 
-
+# %% ../../nbs/04b_methods/04_pseudo_words.ipynb #2f5632ea
 def published_pseudo_word(
     path,  # a .pt or .safetensors file
     method: str,  # lincir, searle or pic2word

@@ -306,7 +306,7 @@ class Phrases:
         gaps = [insert_placeholder(p, self.names[c], every) for p, c in zip(phrases, which)]
         return gaps, l2_normalize(self.meaning[phrases])
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #b829a028
 def read_phrases(backbone, folder) -> Phrases:
     "Phrases and their features."
     written = json.loads((Path(folder) / 'phrases.json').read_text(encoding='utf-8'))
@@ -322,7 +322,7 @@ def cosine_distance(a, b) -> torch.Tensor:  # (B,D), (B,D) -> (B,)
     "One minus the cosine."
     return 1 - F.cosine_similarity(a.float(), b.float(), dim=-1)
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #190cf4f9
 @torch.enable_grad()
 def invert(
     backbone,

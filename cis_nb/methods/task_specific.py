@@ -616,7 +616,7 @@ def _change_attribute(by: TaskSpecific, root) -> ChangeAttribute:
     labels = by.once('labels', root, Labels)
     return ChangeAttribute(objects=labels.objects, classify=labels.object, labels=labels, **shared)
 
-
+# %% ../../nbs/04b_methods/01_task_specific.ipynb #89e622aa
 def _shared_objects(by: TaskSpecific, root) -> SharedObjects:
     "The solution of both object tasks for the data below `root`."
 

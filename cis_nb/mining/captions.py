@@ -74,7 +74,7 @@ def _is_content(token) -> bool:
     "Neither an article nor punctuation; a hyphen stays."
     return token.pos_ not in ('DET', 'PRON') and (token.pos_ != 'PUNCT' or token.text == '-')
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #1a3b3d42
 def chunk_words(chunk, root) -> str:
     "A noun chunk without articles, possessors and punctuation."
     start = max((c.right_edge.i + 1 for c in root.lefts if c.dep_ == 'poss'), default=0)
@@ -87,7 +87,7 @@ def find_entities(doc) -> list:
     chunks = [c for c in doc.noun_chunks if c.root.pos_ != 'PRON']
     return [Entity(c.root.i, c.start, c.end, noun_head(c.root), chunk_words(c, c.root)) for c in chunks]
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #88899e20
 def conjuncts(noun):
     "A noun and the members of the list that it begins."
     yield noun
@@ -250,7 +250,7 @@ def _regular_forms(verb: str) -> set:
         return {verb, verb[:-1] + 'ies', verb[:-1] + 'ied', verb + 'ing'}
     return {verb, verb + ('es' if re.search('(s|x|z|ch|sh|o)$', verb) else 's'), stem + 'ed', stem + 'ing'}
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #dc5372d0
 def _asset_lines(name: str) -> list:
     "The lines of a list that is shipped, comments aside."
     path = Path(cis_nb.__file__).resolve().parent / 'assets' / name
@@ -268,7 +268,7 @@ def published_phrasal_verbs() -> frozenset:
         found |= {f'{form} {rest}' for form in forms}
     return frozenset(found)
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #013261b7
 @lru_cache(maxsize=1)
 def published_prepositions() -> frozenset:
     "'in front of', … of the published list."
@@ -292,7 +292,7 @@ def is_phrasal(verb, prep, rules='own') -> bool:
         return f'{verb.lower_} {prep.lower_}' in published_phrasal_verbs()
     return verb.lower_ in PHRASAL_VERBS.get(prep.lower_, ())
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #614cbdaa
 def joins_previous_word(prep, rules='own') -> bool:
     "Does the preposition make one predicate with the word before it?"
     before, on = prep.nbor(-1) if prep.i else prep, prep.head
@@ -591,7 +591,7 @@ def _counted(rows, root, split) -> tuple:  # their number, the hash of their con
         raise _no_captions(root, split, dict(skipped))
     return n, content.hexdigest()
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #e473a4d5
 def relation_shards(
     root,  # a folder of images with captions, or a text file of captions
     parser: str = 'auto',  # see `load_parser`

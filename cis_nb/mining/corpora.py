@@ -193,7 +193,7 @@ def _photo_lines(root) -> tuple:
     rows, skipped = read_captions(root, 'all', 'train')
     return [c for *_, c in rows], len(rows), skipped.counts()
 
-
+# %% ../../nbs/03_mining/04_corpora.ipynb #1b737587
 def caption_source(name, world_images: int = 300) -> CaptionSource:
     "A source by name: `world`, a text file, or a folder of photographs, of which the training split is read."
     path = captions_root(name, world_images, files=True, what='corpus')
@@ -346,7 +346,7 @@ def _mark_portions(folder: Path, sources, texts, sizes, portion: int, processes,
     except ValueError as e:
         raise ValueError(f'{", ".join(str(s.path) for s in sources)}: {e}') from e
 
-
+# %% ../../nbs/03_mining/04_corpora.ipynb #8b20ac38
 def _mark_all(folder: Path, sources, again, portion: int, processes, how, about: dict):
     "Make the missing portions and join all of them."
     texts, sizes, before = zip(*(s.read() for s in sources))
@@ -367,7 +367,7 @@ def _clear(folder: Path):
     for p in folder.glob('part-*'):
         p.unlink()
 
-
+# %% ../../nbs/03_mining/04_corpora.ipynb #3848c6a5
 def _build(folder: Path, *args):
     "Make a corpus. Its portions are deleted last, so that a kill before does not cost them."
     if not (folder / 'corpus.json').exists():

@@ -110,7 +110,7 @@ def _fast_pipeline(path: str) -> Language:
     finally:
         set_current_ops(before)
 
-
+# %% ../../nbs/03_mining/00_parsers.ipynb #90772bc4
 WRITTEN_PARSERS = {}  # name -> function that makes a pipeline without a model of spaCy
 
 
@@ -125,7 +125,7 @@ def load_parser(name: str = 'auto') -> Language:
     "A pipeline by name: `auto` (see `find_parser`), `world`, or the package or folder of a spaCy pipeline."
     return open_parser(name, _fast_pipeline)
 
-
+# %% ../../nbs/03_mining/00_parsers.ipynb #f93364ac
 def parser_for(data, parser: str = 'auto') -> str:
     "The parser's name for a data set: its own unless another one is named."
     return language_tools(data) if parser == 'auto' else parser

@@ -146,7 +146,7 @@ def edit_words(kind: str, fields: dict, r) -> str:
     form = r.choice(SCENE_EDIT_FORMS.get(kind) or SCENE_EDIT_FORMS['attribute'])
     return form.format(**fields)
 
-
+# %% ../../nbs/03_mining/07_scene_edits.ipynb #fc62dafb
 def target_words(scene, told: dict, r, noun) -> str:
     "A description of the target: `told` is what it names of each category."
     things = r.sample(scene.things, len(scene.things))
@@ -249,7 +249,7 @@ def drawable_triplets(folder, n: int, seed: int = 0) -> list:  # of CaptionTripl
     chosen = sorted(np.random.default_rng(seed).permutation(len(found))[:n])
     return [CaptionTriplet(**{name: getattr(found[k], name) for name in names}) for k in chosen]
 
-
+# %% ../../nbs/03_mining/07_scene_edits.ipynb #524db0a5
 def drawn_triplet_shards(
     backbone,  # of the filters
     pretrained: str,  # its weights, for the comparison of terms

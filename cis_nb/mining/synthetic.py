@@ -392,7 +392,7 @@ def flat_index(x: np.ndarray):
     index.add(np.ascontiguousarray(x))
     return index
 
-
+# %% ../../nbs/03_mining/05_synthetic.ipynb #34724105
 def sample_band(x: np.ndarray, first: int, low: float, high: float, keep: int, seed: int) -> list:  # of rising ids
     """For each of the `BLOCK` terms from `first` on, an even sample of at most `keep` other terms in the band, among
     unit vectors `x` (N,D)."""
@@ -539,7 +539,7 @@ def draw_new_term(caption: str, start: int, end: int, options: list, rng: random
         options.pop()
     return None
 
-
+# %% ../../nbs/03_mining/05_synthetic.ipynb #65635ac3
 def draw_edit_of(caption: str, spans: list, replacements: Replacements, rng: random.Random):
     "((start, end), new term) of a caption, its term drawn evenly; a reason (str) if nothing can be replaced."
     if not spans:

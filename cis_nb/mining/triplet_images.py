@@ -244,7 +244,7 @@ def turned(triplet: CaptionTriplet) -> CaptionTriplet:
     texts = dict(source=triplet.target, target=triplet.source, removed=triplet.added, added=triplet.removed)
     return replace(triplet, swapped=not triplet.swapped, **texts)
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #8bc33b1f
 @dataclass
 class WorldGenerator:
     "Draws the pairs of captions of the world, with the mask of what is edited."
@@ -486,7 +486,7 @@ def _random_vae():
         norm_num_groups=4,
     )
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #e9091e25
 def _random_text_encoder(words: int):
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -497,7 +497,7 @@ def _random_text_encoder(words: int):
         )
     )
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #5397f2c7
 def write_random_diffusion(folder, seed: int = 0, side: int = 8) -> Path:
     "Write a Stable Diffusion with random weights, `side` latents a side, whose tokens are letters; for tests."
     from diffusers import DDIMScheduler, StableDiffusionPipeline
@@ -548,7 +548,7 @@ class PairThresholds:
             if not -1 <= value <= 1:
                 raise ValueError(f'threshold {name} must be a cosine in [-1, 1], got {value}')
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #849b09e9
 def pair_scores(
     triplets: list,  # B caption triplets
     pairs: list,  # B image pairs
@@ -618,7 +618,7 @@ class ScoredPairs:
     scores: pd.DataFrame = None  # (B, 5)
     failed: Counter = field(default_factory=Counter)  # reason -> caption triplets without a pair
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #aba9e33a
 def scored_pairs(
     triplets: list,
     generator: PairGenerator,
@@ -740,7 +740,7 @@ def _write_manifest(folder: Path, manifest: dict):
     part.write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding='utf-8')
     replace_synced(part, folder / 'manifest.json')
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #39f5f580
 def _begun(folder: Path, job: ShardJob, triplets: list) -> dict:
     "The manifest to go on from; ValueError if the folder was made in another way or from other caption triplets."
     how = json.loads(json.dumps(job.record))

@@ -474,7 +474,7 @@ def zipf_words(rng, n: int, vocabulary: int, letter: str) -> pd.Categorical:
     rank = np.exp(rng.random(n) * np.log(vocabulary + 1)).astype(np.int32) - 1
     return pd.Categorical.from_codes(np.minimum(rank, vocabulary - 1), [f'{letter}{i}' for i in range(vocabulary)])
 
-
+# %% ../../nbs/03_mining/03_triplets.ipynb #3780a87c
 def zipf_relations(captions: int, seed: int = 0, heads: int = 40_000) -> pd.DataFrame:
     "A relation table of invented words, as large as that of `captions` captions of as many images."
     rng = np.random.default_rng(seed)
@@ -499,7 +499,7 @@ def zipf_relations(captions: int, seed: int = 0, heads: int = 40_000) -> pd.Data
         )
     )
 
-
+# %% ../../nbs/03_mining/03_triplets.ipynb #e7ecae40
 def zipf_ratings(seed: int = 0, heads: int = 40_000) -> dict:
     "Ratings for the invented words: half of them concrete, a third less so, the others unknown."
     rng = np.random.default_rng(seed + 1)

@@ -111,7 +111,7 @@ def _repeated(ids):
     "The first of the ids that is there more than once."
     return next(i for i, n in Counter(ids).items() if n > 1)
 
-
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #0853e39a
 def _check_targets(r, gallery, name: str):
     "Refuse the targets of a query that are none, named twice, or not once in its gallery."
     if not r.targets:
@@ -228,7 +228,7 @@ class Task:
 class NoQueries(ValueError):
     "Not one query of a benchmark has all of its images."
 
-
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #8f59ca21
 def _restrict(b: Task, here: set) -> Task:
     "What can be scored with the images that are `here`."
     missing = [i for i in b.images if i not in here]
@@ -323,7 +323,7 @@ def _gallery(features, ids: list):  # (N,D)
     whole = np.array_equal(rows, np.arange(len(features.array)))
     return features.array if whole else _GalleryView(features.array, rows)
 
-
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #ee1b92d4
 def _shared_gallery(method, bench, q, features, keep) -> Rankings:
     "The rankings of queries that share a gallery."
     ids, queries = list(bench.shared_gallery), bench.queries
@@ -412,7 +412,7 @@ def task_rankings(method, task: Task, keep=10) -> tuple:  # Task, Rankings
     rank = _own_galleries if task.shared_gallery is None else _shared_gallery
     return task, rank(method, task, q, features, keep)
 
-
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #7ef3713e
 def rank_task(
     method,  # see `cis_nb.api.Method`
     task: Task,
@@ -564,7 +564,7 @@ def _warn_of_unreadable(folder, images: ImageSource, features):
         first = '; '.join(f'{i} ({why.get(i, "no feature")})' for i in lost[:5]) + '; …' * (len(lost) > 5)
         warnings.warn(f'{folder}: {len(lost):,} of {len(images.ids):,} images cannot be read and are left out: {first}')
 
-
+# %% ../../nbs/02a_retrieval/02_protocol.ipynb #c20dedbe
 def rank_folder(
     method,
     folder,  # of images, at any depth

@@ -126,7 +126,7 @@ def _reject_targets(targets, N: int, excluded: np.ndarray, subsets: dict, name) 
                 f'is not in the subset {subset!r}'
             )
 
-
+# %% ../../nbs/02a_retrieval/03_ranking.ipynb #0ce8b424
 def _excluded_cells(excluded, Q: int, N: int, name) -> np.ndarray:
     "Lists of excluded columns as sorted numbers query·N + column, each once."
     lists = [[] for _ in range(Q)] if excluded is None else list(excluded)
@@ -569,7 +569,7 @@ def _noisy_queries(array, targets: np.ndarray, seed: int) -> torch.Tensor:  # (Q
     own = torch.from_numpy(array[targets].astype(np.float32))
     return near * F.normalize(own, dim=-1) + (1 - near**2) ** 0.5 * F.normalize(noise, dim=-1)
 
-
+# %% ../../nbs/02a_retrieval/03_ranking.ipynb #937ee341
 def _ranking_race(
     queries: int, images: int, dim: int, k: int, steps: list, threads: int, dtype: str, device: str, seed: int
 ) -> list:
@@ -598,7 +598,7 @@ def _ranking_race(
     plain = dict(implementation='plain matrix product', images=sum(len(t.seconds) * len(t.x) for t in both))
     return [plain | dict(seconds=sum(sum(t.seconds) for t in both)), *rows]
 
-
+# %% ../../nbs/02a_retrieval/03_ranking.ipynb #a216d4f5
 def _faiss_race(queries: int, images: int, dim: int, k: int, threads: int, seed: int) -> list:
     "FAISS' flat index, in this process: one row of `ranking_rates`."
     import faiss
@@ -633,7 +633,7 @@ def _race_alone(which: str, **settings) -> list:
         raise RuntimeError(f'{which} {settings}: exit code {done.returncode}: {done.stderr[-300:]}')
     return json.loads(done.stdout)
 
-
+# %% ../../nbs/02a_retrieval/03_ranking.ipynb #66d926e7
 def ranking_rates(
     queries: int = 2000,
     images: int = 2_000_014,  # of the gallery, random features on disk

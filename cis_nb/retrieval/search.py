@@ -163,7 +163,7 @@ def _read_index(path: Path, about: dict):
         )
     return index
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #8afaba1e
 class SearchIndex:
     "Search by the inner product of unit vectors in a folder of `build_index`; `ids` has the id of each row."
 
@@ -311,7 +311,7 @@ def index_efforts(kind: str, n: int) -> list:
         return [16, 64, 256]
     return [None] if kind == 'flat' else [1, *(p for p in (2, 8, 32, 128) if p <= cluster_count(n))]
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #99ed928c
 ROUNDS = 5  # of timings, over all settings in turn
 
 
@@ -332,7 +332,7 @@ def median_and_spread(rates: np.ndarray, name: str) -> pd.DataFrame:  # (rounds,
     "The median of each column over the rounds, with the lowest and the highest."
     return pd.DataFrame({name: np.median(rates, 0), f'{name}_low': rates.min(0), f'{name}_high': rates.max(0)})
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #837b4562
 def _seconds(f, n: int = 3) -> float:
     "The shortest of `n` runs, after one to warm up."
     f()
@@ -369,7 +369,7 @@ def _index_settings(x, q, kind: str, name: str) -> list:
             settings.append(_Setting(dict(way=way, effort=effort, **recall, **about), partial(search, effort=effort)))
     return settings
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #a262f3fb
 def rows_of_same_effort(rates: pd.DataFrame, most: int = 16) -> pd.DataFrame:
     "The rows of each way at the largest effort up to `most` that all its sizes have; all of flat; by size."
     parts = []
@@ -394,7 +394,7 @@ def _timed_rates(settings: list, q, seconds: float) -> pd.DataFrame:
     ]
     return known.join(rates)
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #4704b2b3
 def _build_kind(features: str, kind: str, sizes: list, threads: int):
     "One kind of index of several sizes, in this process."
     faiss.omp_set_num_threads(threads)
@@ -410,7 +410,7 @@ def _build_alone(**settings):
     if done.returncode:
         raise RuntimeError(f'{settings}: exit code {done.returncode}: {done.stderr[-300:]}')
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #876b1c0a
 def index_rates(
     features,  # path of an .npy file (N,D)
     queries,  # path of an .npy file (Q,D)
@@ -523,7 +523,7 @@ def _at_rate(row, flat) -> str:
     recall = f'{100 * row.recall_1:.1f} %'
     return f'{recall} at {batch} times the batch rate of exact search, one query at a time {single} times'
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #2129424b
 def index_finding(rates: pd.DataFrame, recall: float = 0.95) -> str:
     """One sentence: the fastest index with this recall@1 in the largest gallery, relative to exact search; or those
     whose spreads overlap with its spread."""
@@ -544,7 +544,7 @@ def index_finding(rates: pd.DataFrame, recall: float = 0.95) -> str:
     each = '; '.join(f'{row.name} (effort {row.effort:.0f}) {_at_rate(row, flat)}' for _, row in near.iterrows())
     return f'Among {about}, which approximate index with {wanted} is the fastest is not resolved: {each}'
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #435971ca
 def no_faster_note(chosen: pd.DataFrame) -> str:
     """Which approximate indexes of `cheapest_efforts` are not measurably faster than exact search: their highest and
     lowest rates overlap with its rates, or are below them."""
@@ -581,7 +581,7 @@ def _way_label(way: str, group: pd.DataFrame) -> str:
     efforts = 'exact' if way == 'flat' else f'{name} {group.effort.min():.0f} to {group.effort.max():.0f}'
     return f'{way}\n{efforts}'
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #dbd2160b
 def index_figure(rates: pd.DataFrame):
     "Recall@1 in the largest gallery over queries per second (batch), for each effort; and the size of each index."
     fig, (speed, memory) = page(3.0, cols=2)
@@ -618,7 +618,7 @@ def _fixed_bytes(way: str, n: int, dim: int) -> int:
     "Bytes of centroids and code words in an index of `n` vectors."
     return 4 * dim * (cluster_count(n) * way.startswith('ivf') + 256 * way.startswith('ivfpq'))
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #55b4277d
 def index_bytes(row, n: int, dim: int) -> float:
     "Bytes of an index of `n` vectors of `dim` numbers, from a measured `row` of `index_rates`."
     measured = (row.bytes - _fixed_bytes(row.way, row.vectors, row.dim)) / row.vectors
@@ -633,7 +633,7 @@ def exact_milliseconds(rates: pd.DataFrame, n: int, dim: int) -> tuple:  # all a
     times = n / flat.vectors * dim / flat.dim
     return 1000 * times / flat.batch_per_s, 1000 * times / flat.single_per_s
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #29802bec
 def gallery_cost(rates: pd.DataFrame, n: int, dims) -> pd.DataFrame:
     "From the largest gallery: memory of each index of `n` vectors and time of exact search, by number of dimensions."
     largest = rates[(rates.vectors == rates.vectors.max()) & (rates.way != 'ivfpq, re-ranked')].drop_duplicates('way')
@@ -678,7 +678,7 @@ class PlanMachine:
     memory: float = 64e9  # bytes
     cores: int = 16
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #e7ee0ede
 @dataclass(frozen=True)
 class _Shard:
     "The IVF-PQ index of one machine of a plan, and its features in half precision on disk."
@@ -737,7 +737,7 @@ def _plan_sizes(n: int, machines: int, shard: _Shard, machine: PlanMachine) -> l
         ('codes that fit into the memory that is left', f'{100 * fits:.0f} %', 'computed'),
     ]
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #9f6cfba9
 def _plan_times(shard: _Shard, machine: PlanMachine, ours: pd.Series, flat: pd.Series) -> list:
     "Times of a query and queries per second; `ours`, `flat`: measured rows of ivfpq and of the flat index."
     small, wider = _Shard(ours.vectors, ours.dim, shard.effort), _code_bytes(shard.dim) / _code_bytes(ours.dim)
@@ -775,7 +775,7 @@ def _plan_recall(way: str, measured: pd.DataFrame, n: float) -> tuple:  # quanti
     value = f'{100 * extrapolated_recall(sizes, recalls, n):.0f} % ({min(without):.0f} to {max(without):.0f} %)'
     return f'recall@1, {way}', value, f'extrapolated to {n:,.0f} vectors from {seen}'
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #9bd05133
 def _plan_column(ways: dict, n: int, dim: int, machine: PlanMachine) -> list:  # of (quantity, value, source)
     "The plan for vectors of `dim` numbers; what was measured, and recall, only for the dimension that was measured."
     ours, flat = ways['ivfpq'].iloc[-1], ways['flat'].iloc[-1]
@@ -792,7 +792,7 @@ def _plan_column(ways: dict, n: int, dim: int, machine: PlanMachine) -> list:  #
     unknown = {lines[0][0], *(line[0] for line in recall)}
     return [(q, value if is_measured or q not in unknown else '–', source) for q, value, source in lines]
 
-
+# %% ../../nbs/02a_retrieval/04_search.ipynb #2de064af
 def search_plan(
     rates: pd.DataFrame,  # of `index_rates`, with flat and ivfpq
     n: int = 2_000_000_000,

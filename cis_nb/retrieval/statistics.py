@@ -27,7 +27,7 @@ def _resampled(v, family, n, rng, median=False):
     step = max(1, 2**22 // len(size))
     return np.concatenate([summaries(min(step, n - i)) for i in range(0, n, step)])
 
-
+# %% ../../nbs/02a_retrieval/01_statistics.ipynb #861637f6
 def bootstrap_ci(
     values,  # (Q,) one per query
     n: int = 1000,  # resamples
@@ -98,7 +98,7 @@ def _resampled_seeds(v, family, n, rng):  # (n,S)
     step = max(1, 2**22 // len(size))
     return np.concatenate([means(min(step, n - i)) for i in range(0, n, step)])
 
-
+# %% ../../nbs/02a_retrieval/01_statistics.ipynb #824a00bc
 def hierarchical_bootstrap(
     parts: list,  # of (Q,S) values: queries by seeds; their sum is what is estimated
     n: int = 1000,

@@ -53,7 +53,7 @@ def call_function(name: str, args: list):
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
-
+# %% ../../nbs/05a_training/02_launch.ipynb #c078ece7
 def main(argv=None):
     "The entry of each process: `torchrun … -m cis_nb.training.launch module:function args.json`."
     from torch.distributed.elastic.multiprocessing.errors import record

@@ -162,7 +162,7 @@ def check_gpus(processes: int, gpus: int):
     if processes > gpus:
         raise ValueError(f'processes must be at most {gpus}, the GPUs of this node, got {processes}; or use device cpu')
 
-
+# %% ../../nbs/05a_training/00_loop.ipynb #44cee5ff
 def accelerator_for(
     device: str = 'auto',  # 'auto', 'cpu', 'cuda'
     dtype: str = 'auto',  # 'auto' is bfloat16 on CUDA, float32 elsewhere

@@ -107,7 +107,7 @@ def _recall_name(task: str, k: int) -> str:
     "R@`k` of a task in the history of a training."
     return f'{task} R@{k}'
 
-
+# %% ../../nbs/05a_training/01_validation.ipynb #5d0242ec
 class RetrievalValidation(BaseObjective):
     "The part of an objective that ranks held-out queries: `tasks` (name -> Task) and `method()` are the objective's."
 

@@ -141,7 +141,7 @@ def listing_sentence(scene, r, focus, must):
     start = r.choice(('', 'there is ', 'a picture of '))
     return start + join_words([describe(t, r, must if t is focus else ()) for t in scene.things])
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #114553dc
 def relation_sentence(scene, r, focus, must):
     "The focus beside another thing."
     others = [t for t in scene.things if t is not focus]
@@ -155,7 +155,7 @@ def ground_sentence(scene, r, focus, must):
     "The focus on its ground."
     return f'{describe(focus, r, must)} {stuff_phrase(scene, focus)}'
 
-
+# %% ../../nbs/01_world/04_captions.ipynb #abe6cba2
 def place_sentence(scene, r, focus, must):
     "The focus and the place."
     return f'{describe(focus, r, must)} {r.choice(PLACE_WORDS[scene.place])}'

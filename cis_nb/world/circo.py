@@ -135,7 +135,7 @@ def draw_condition(r, reference, concept: str, kind: str) -> Condition:
         return Condition(kind, new=new, old=r.choice(others))
     return Condition(kind, new=r.choice(absent)) if kind == 'with' else Condition(kind)
 
-
+# %% ../../nbs/01_world/07_circo.ipynb #9b9958b2
 def draw_conditions(r, reference, concept: str) -> tuple:
     "One condition or two that can hold together."
     possible = possible_kinds(reference)
@@ -301,7 +301,7 @@ def write_gallery(folder: Path, scenes, image_ids, seed: int):
     images = [dict(id=n, file_name=f'{n:012d}.jpg', height=IMAGE_SIDE, width=IMAGE_SIDE) for n in sorted(image_ids)]
     write_json(folder / 'annotations/image_info_unlabeled2017.json', dict(images=images))
 
-
+# %% ../../nbs/01_world/07_circo.ipynb #11b5f21f
 def circo_root(queries: int = 500, seed: int = 0) -> Path:
     "Root folder of a world with about that many CIRCO queries, written once."
 

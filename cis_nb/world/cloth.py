@@ -38,7 +38,7 @@ def scramble(*keys) -> int:
                 break
     return h
 
-
+# %% ../../nbs/01_world/01_cloth.ipynb #270ee15c
 class Dice:
     "A stream of random integers that depends on nothing but the names and numbers it was given."
 
@@ -206,7 +206,7 @@ def hand_points(joints: dict) -> list:
         points.append((x // 64, y // 64, *down, side == 'left_arm'))
     return points
 
-
+# %% ../../nbs/01_world/01_cloth.ipynb #2fa194f5
 def attachment_points(kind: str, pose) -> list:
     "Where hand, foot, hold, hip or bag is in a pose: (x, y in units, direction of down in 1024ths (2), mirrored)."
     if pose is LAID_OUT:

@@ -65,7 +65,7 @@ def put_in_cell(thing, c: int):
     "The thing in the middle of a cell."
     return replace(thing, x=CELLS[c][0], y=CELLS[c][1])
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #2bacf055
 def with_look(thing, **changes):
     "The thing with some attributes changed, with the `px` and `angle` that belong to them."
     thing = replace(thing, **changes)
@@ -78,7 +78,7 @@ def thing_in(scene, category: str):
     "The thing of a category, or None."
     return next((t for t in scene.things if t.category == category), None)
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #724eb5bb
 def scene_facts(scene, free=False):
     """The place, and cell and look of each thing by category.
 
@@ -141,7 +141,7 @@ def exchange_cells(things: dict, p: str, q: str) -> dict:
     moved_p = put_in_cell(things[p], cell_of(things[q]))
     return things | {p: moved_p, q: put_in_cell(things[q], cell_of(things[p]))}
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #3845822e
 def apply_edit(edit: Edit, scene) -> Scene:
     "The scene after one edit."
     if edit.kind == 'place':
@@ -239,7 +239,7 @@ class EditOptions:
     places: tuple
     kinds: tuple  # of edits
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #a24e803e
 # how often each kind of edit is tried
 EDIT_RATES = dict(
     color=2, pattern=2, pose=1, size=1, like=4, replace=6, remove=3, keep=1, add=4, move=2, swap=4, place=2
@@ -450,7 +450,7 @@ def full_phrase(thing, name: str) -> str:
     "A thing with all attributes that are not usual: 'a small red striped ball'."
     return partial_phrase(thing, [k for k in LOOK_ATTRIBUTES if getattr(thing, k) != USUAL_LOOK.get(k)], name)
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #73849a7d
 def _position_fields(edit, scene, after, name, r) -> dict:
     "The fields of `add` and `move`."
     t = thing_in(after, edit.what)
@@ -520,7 +520,7 @@ def is_sayable(edits, scene, after, free=False) -> bool:
     located = all(landmarks(scene, after, cells[e.what]) for e in positioned)
     return 1 <= len(edits) <= 2 and have_sentences(edits) and located
 
-
+# %% ../../nbs/01_world/06_composed.ipynb #e7eabd64
 def edit_sentence(edits, scene, after, r, free=False) -> tuple:
     "What kind of edit, and the sentence for it."
     names, sort = {}, r.randrange(2)

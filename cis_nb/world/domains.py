@@ -61,7 +61,7 @@ def write_closeups(folder: Path, domain: str, category: str, n: int, seed: int) 
         (folder / name).write_bytes(jpeg_bytes(render(scene, IMAGE_SIDE)))
     return names
 
-
+# %% ../../nbs/01_world/09_domains.ipynb #07e2cb41
 def write_lines(path: Path, lines):
     "A text file of lines."
     path.write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8')

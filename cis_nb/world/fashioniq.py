@@ -267,7 +267,7 @@ def claim_holds(kind: str, value: str, a: Garment, b: Garment) -> bool:
     "Whether a claim is true of `b` compared with the candidate `a`."
     return CLAIM_VALUES[one_of('kind', kind, CLAIM_VALUES)](a, b) == value
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #d694d703
 def new_claims(a: Garment, b: Garment) -> dict:
     "Kind -> value of the claims that are true of `b` and not of `a` itself."
     found = {kind: (value(a, b), value(a, a)) for kind, value in CLAIM_VALUES.items()}
@@ -400,7 +400,7 @@ def draw_split(category: str, split: str, n: int, seed: int) -> tuple:
     entries.sort(key=lambda e: scramble('order', e['candidate'], e['target']))
     return dict(sorted(garments.items())), entries
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #3eef4643
 def draw_fashioniq(n: int, seed: int = 0) -> dict:
     """About `n` queries of each category: (category, split) -> (name -> garment, entries).
     ValueError as for `draw_split`, and if two lists share a name."""
@@ -434,7 +434,7 @@ def write_fashioniq(root: Path, n: int, seed: int = 0):
     for name, g in progress(everything, 'world: FashionIQ', 'image'):
         (folder / f'images/{name}.jpg').write_bytes(jpeg_bytes(np.asarray(product_image(g, name))))
 
-
+# %% ../../nbs/01_world/08_fashioniq.ipynb #507035cc
 def fashioniq_root(queries: int = 1500, seed: int = 0) -> Path:
     """Root folder of a world with about that many FashionIQ queries of each category, written once.
     ValueError for fewer than 5, and as for `draw_fashioniq`."""

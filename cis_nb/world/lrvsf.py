@@ -99,7 +99,7 @@ def worn_address(outfit, photo: int, which: int = None) -> str:
     ids = '-'.join(str(p.id) for p in outfit)
     return f'{DRAWN}complex/{ids}.{photo}' if which is None else f'{DRAWN}partial/{ids}.{photo}.{which}'
 
-
+# %% ../../nbs/01_world/12_lrvsf.ipynb #82b883df
 def is_drawn(url: str) -> bool:
     "Whether an image is drawn from its address."
     return url.startswith(DRAWN)
@@ -115,7 +115,7 @@ def parse_address(url: str) -> DrawnAddress:
         raise ValueError(f'{url!r} is no address of a drawn image; allowed: {DRAWN}simple/4711.3, …/complex/4711-52.3')
     return parts._replace(photo=int(parts.photo or 0), which=parts.which and int(parts.which))
 
-
+# %% ../../nbs/01_world/12_lrvsf.ipynb #fe43befa
 def shown_outfit(url: str) -> str:
     "What ties queries together: the outfit that a drawn image shows, in any photo; a photograph only itself."
     return '-'.join(map(str, parse_address(url).numbers)) if is_drawn(url) else url
@@ -185,7 +185,7 @@ def drawn_jpeg(url: str, size: int = LRVSF_SIDE) -> bytes:
         image = np.asarray(_draw(a, size))
     return jpeg_bytes(image)
 
-
+# %% ../../nbs/01_world/12_lrvsf.ipynb #f30e2d03
 def drawn_image(url: str, size: int = LRVSF_SIDE) -> Image.Image:
     "The image behind the address of a drawn image, as its file shows it."
     return Image.open(io.BytesIO(drawn_jpeg(url, size))).convert('RGB')
@@ -199,7 +199,7 @@ def _inside(box, x: int, y: int, scale: float, size: int) -> tuple | None:
     high = [math.ceil(min(size, (v - o) * scale)) for v, o in zip(box[2:], (x, y))]
     return (*low, *high) if low[0] < high[0] and low[1] < high[1] else None
 
-
+# %% ../../nbs/01_world/12_lrvsf.ipynb #d2a9c635
 def visible_boxes_of(url: str, size: int = LRVSF_SIDE) -> dict:
     "Product number -> box (left, top, right, bottom) of its visible part in an image of a person, or None."
     a = parse_address(url)
@@ -256,7 +256,7 @@ def product_rows(item: SplitProduct, split: str, seed: int) -> tuple:
     simple = [simple_row(item.product, 1 + d.roll(10**6), split) for _ in range(n_simple)]
     return simple, [complex_row(item, d.roll(10**6), split, d.roll(9) == 0) for _ in range(n_complex)]
 
-
+# %% ../../nbs/01_world/12_lrvsf.ipynb #311de35b
 DISTRACTOR_SHARES = {  # of 200; the test distractors of LRVS-F (Table 3), rounded
     'Feet': 45,
     'Upper Body': 40,

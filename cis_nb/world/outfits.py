@@ -429,7 +429,7 @@ PROP_HEIGHTS = dict(window=116, picture=98, shelf=74, rail=84)  # of things that
 def _prop_cloth(name, zoom, size, edge):
     return rasterize(cut_pieces(PROPS[name]), zoom, size, edge)
 
-
+# %% ../../nbs/01_world/03_outfits.ipynb #ecba6c08
 prop_cloth = ClothCache(_prop_cloth, lambda cloth: cloth.weights.nbytes)
 
 
@@ -566,7 +566,7 @@ def check_categories(products):
         n = categories.count(twice)
         raise ValueError(f'products of an outfit: at most one product of a category, got {n} of {twice!r}')
 
-
+# %% ../../nbs/01_world/03_outfits.ipynb #c3e25157
 def dressed_scene(products, size: int = 64, seed: int = 0, place: str = '', pose: str = '') -> tuple:
     """A random person in the products: canvas (size,size,3), and for each pixel (size,size) the number of the product
     that is seen there, from 1, or 0."""

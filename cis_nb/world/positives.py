@@ -80,7 +80,7 @@ def _match_sentence(caption: str) -> tuple:
             return name, m
     raise ValueError(f'not a sentence of the world about a scene: {caption!r}')
 
-
+# %% ../../nbs/01_world/10_positives.ipynb #9c5d76c2
 def _listing_facts(m) -> set:
     "The facts of a list of noun phrases, with a place or without."
     found = {('place', PLACE_OF_PHRASE[m['place']])} if m['place'] else set()
@@ -134,7 +134,7 @@ def check_own_captions(annotations, right):
             'the scenes are not those of the images'
         )
 
-
+# %% ../../nbs/01_world/10_positives.ipynb #230e76c2
 def write_positives(root: Path, n: int, seed: int = 0):
     "`n` scenes as COCO val2017 below `root/coco`, and every true pair of image and caption."
     write_coco(root / 'coco', n, seed)

@@ -337,7 +337,7 @@ def body_colors(thing, side):
         out = (out * (255 - white) + 255 * white) // 255
     return np.clip(out, 0, 255)
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #18c94cd7
 def paste_thing(canvas, thing, size, segments=None, number=0):
     "Blend a thing into `canvas` (size,size,3) int32, and write its number into `segments` (size,size), in place."
     side = max(4, thing.px * size // 64)
@@ -456,7 +456,7 @@ def draw_random_marks(draw, kind, top, bottom, size, r, width):
             cloud = [x - size // 8, y - size // 30, x + size // 8, min(bottom, y + size // 30)]
             draw.ellipse(cloud, fill=shift_color(base, 26))
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #5f13ad63
 @lru_cache(maxsize=2048)
 def backdrop(place, variant, size):
     "The empty place: image (size,size,3) int32 and the index of the stuff in each pixel (size,size) uint8."
@@ -482,7 +482,7 @@ class Scene:
     light: int = 256
     domain: str = 'plain'
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #1b55a13f
 def draw_thing(r, category=None, px=None, x=32, y=32, pair_ok=None, size=None):
     "A thing with random attributes; `pair_ok(color, category)` may refuse a combination."
     category = category or r.choice(THINGS)
@@ -525,7 +525,7 @@ def grid_positions(r, n):
         positions.append((x, y))
     return positions
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #ace1a3a1
 def draw_scene(r, n_things=None, place=None, distinct=True, pair_ok=None, domain='plain'):
     "A random scene; with `distinct` no category occurs twice, and `pair_ok(color, category)` may refuse a combination."
     place = place or r.choice(tuple(PLACES))
@@ -558,7 +558,7 @@ def to_sketch(image):
     tone = np.clip(244 - 2 * edge - (255 - g) // 6, 20, 250)
     return np.stack([tone, tone, tone * 245 // 250], -1)
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #5a8f8c43
 def to_night(image):
     "Moonlight: dim and blue."
     return np.stack([image[..., 0] * 84 >> 8, image[..., 1] * 96 >> 8, (image[..., 2] * 140 >> 8) + 26], -1)
@@ -573,7 +573,7 @@ def to_paper(image):
     edge[1:] |= abs(g[1:] - g[:-1]) > 30
     return np.where(edge[..., None], 252, flat)
 
-
+# %% ../../nbs/01_world/00_scenes.ipynb #b8368db3
 def to_mosaic(image):
     "Little tiles of one colour with grout between them."
     S = image.shape[0]
