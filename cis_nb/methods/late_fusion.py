@@ -9,6 +9,7 @@ __all__ = ['TEXT_WEIGHTS', 'TUNED_SUM', 'SCORE_PRODUCT', 'BASELINES', 'plugin_of
            'fusion_notes']
 
 # %% ../../nbs/04b_methods/14_late_fusion.ipynb #ce72420c
+import os
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Callable
@@ -19,7 +20,7 @@ from .. import api
 from ..api import Plugin, Unsolved
 from ..backbones.features import TextMemory, l2_normalize
 from ..core.code import code_version
-from ..core.store import fingerprint
+from ..core.store import fingerprint, store_root
 from ..data.roots import is_world
 from .baselines import FeatureMethod, FusionMethod, image_text
 from ..retrieval.metrics import METRICS
@@ -36,10 +37,14 @@ def plugin_of(task: Task) -> api.BenchmarkPlugin:
     raise Unsolved(f'{task.name}: no registered benchmark has this name, so there are no validation queries')
 
 
-@lru_cache(maxsize=32)
 def validation_benchmark(name: str, data: str, other_world: int, **drawing):  # Benchmark
     """The queries on which a setting is chosen where the benchmark of `data` is evaluated: those of another world of
     the same `drawing`, or those of its split `tuning_split`. Unsolved if there are none."""
+    return _loaded_once((store_root(), os.environ.get('CIS_DATA')), name, data, other_world, **drawing)
+
+
+@lru_cache(maxsize=32)
+def _loaded_once(where: tuple, name: str, data: str, other_world: int, **drawing):  # `where` the files lie
     plugin = api.get('benchmark', name)
     if is_world(data) and plugin.tuning:
         return plugin.load(data, seed=other_world, **plugin.tuning, **drawing)

@@ -1,5 +1,6 @@
 "Late fusion: settings come from other queries than those that are ranked."
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -78,3 +79,13 @@ def test_the_strongest_baseline_is_named_by_validation_queries():
     a.validated, b.validated = dict(full=30.0, subset=10.0), dict(full=20.0, subset=40.0)
     found = [lf.strongest_baseline([a, b], t) for t in (['full'], ['subset'], ['full', 'subset'], ['other'], [])]
     assert found == ['image_text_tuned', 'score_product', 'score_product', 'image_text', 'image_text']
+
+
+@pytest.mark.e2e
+def test_validation_queries_lie_in_the_store_of_the_moment(tmp_path, monkeypatch):
+    "The same world may be drawn in a store that is deleted afterwards."
+    for name in ('first', 'second'):
+        monkeypatch.setenv('CIS_STORE', str(tmp_path / name))
+        task = next(iter(lf.validation_benchmark('cirr', 'world', 1).tasks.values()))
+        assert task.source.load(task.source.ids[0]).width
+        shutil.rmtree(tmp_path / name)
