@@ -1,8 +1,12 @@
 "Small projects to make books in, and the small book of this project itself."
 
+import os
 import shutil
 import pytest
 from projects import ROOT, Project
+
+for name in ('MAKELEVEL', 'MAKEFLAGS', 'MFLAGS'):  # a `make` in a test is no part of the `make test` that runs it
+    os.environ.pop(name, None)
 
 
 @pytest.fixture

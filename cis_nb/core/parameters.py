@@ -38,7 +38,7 @@ def _remedy(v) -> str:
 # %% ../../nbs/00a_core/02_parameters.ipynb #2fd356b5
 def check_device(name: str, at: str = ''):
     "ValueError unless `name` is one of `auto`, `cpu`, `cuda` and `cuda:0`, `cuda:1`, …"
-    if not re.fullmatch(r'auto|cpu|cuda(:\d{1,2})?', str(name)):
+    if not re.fullmatch(r'auto|cpu(:0)?|cuda(:\d{1,2})?', str(name)):
         raise ValueError(f'{at}device: {brief(name)} is none of auto, cpu, cuda, cuda:0, cuda:1, …')
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #46226aeb
