@@ -132,18 +132,27 @@ def test_a_lock_lasts_as_long_as_the_last_process_that_its_maker_has_started(tmp
     assert 'waiting: ' in capsys.readouterr().err
 
 
+def _within(seconds, holds):
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
 def test_a_make_that_waits_for_its_command_shows_its_signal(tmp_path, number):
     (tmp_path / 'Makefile').write_text('all:\n\t@echo $$PPID; exec sleep 5\n')
     make = subprocess.Popen(['make'], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert int(make.stdout.readline()) == make.pid
-    masks = processes._signal_masks(make.pid)
     bit = 1 << (number - 1)
-    assert not masks['Blk'] & bit and masks['Cgt'] & bit
+
+    def shown(mask, blocked, caught):  # while make starts a command it blocks all signals, for a moment
+        return bool(mask['Blk'] & bit) == blocked and bool(mask['Cgt'] & bit) == caught
+
+    assert _within(10, lambda: shown(processes._signal_masks(make.pid), blocked=False, caught=True))
     make.send_signal(number)
-    time.sleep(0.3)
-    masks = processes._signal_masks(make.pid)
-    assert masks['Blk'] & ~masks['Ign'] & ~masks['Cgt'] & bit
+    assert _within(10, lambda: shown(processes._signal_masks(make.pid), blocked=True, caught=False))
+    assert not processes._signal_masks(make.pid)['Ign'] & bit
     make.kill()
     assert make_is_ending(make.pid)  # it is not the parent of this process
 
