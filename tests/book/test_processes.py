@@ -150,6 +150,7 @@ def test_a_make_that_waits_for_its_command_shows_its_signal(tmp_path, number):
         return bool(mask['Blk'] & bit) == blocked and bool(mask['Cgt'] & bit) == caught
 
     assert _within(10, lambda: shown(processes._signal_masks(make.pid), blocked=False, caught=True))
+    time.sleep(0.2)  # it has noted whom it waits for
     make.send_signal(number)
     assert _within(10, lambda: shown(processes._signal_masks(make.pid), blocked=True, caught=False))
     assert not processes._signal_masks(make.pid)['Ign'] & bit
