@@ -7,25 +7,52 @@ __all__ = ['Difference', 'bootstrap_ci', 'paired_bootstrap', 'families_of', 'see
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #081020a3
 from collections import namedtuple
+from functools import lru_cache
+
 import numpy as np
 import pandas as pd
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #65b5af56
-def _resampled(v, family, n, rng, median=False):
-    "Means or medians of `n` resamples of `v` (Q,), whole families at a time, a few million draws at once."
+_BLOCK = 2**22  # numbers held at a time
+
+
+def _draw_counts(families: int, n: int, rng) -> np.ndarray:  # (n,F)
+    "How often each family is in each of `n` resamples."
+    counts, step = np.empty((n, families), np.uint16), max(1, _BLOCK // families)
+    for i in range(0, n, step):
+        drawn = rng.integers(families, size=(min(step, n - i), families))
+        rows = families * np.arange(len(drawn))[:, None]
+        counts[i : i + step] = np.bincount((drawn + rows).ravel(), minlength=drawn.size).reshape(drawn.shape)
+    return counts
+
+
+@lru_cache(maxsize=4)
+def _family_draws(families: tuple, n: int, seed: int) -> list:  # of (n,F), for each task
+    "The resamples of tasks with so many families; methods that rank the same queries share them."
+    rng = np.random.default_rng(seed)
+    return [_draw_counts(F, n, rng) for F in families]
+
+
+def _resampled(v, of, counts, median: bool = False) -> np.ndarray:  # (n,) or (n,S)
+    "Means or medians of `v` (Q,) or (Q,S) in each resample; `of`: the family of each query."
+    if median:
+        return np.array([np.median(np.repeat(v, c[of])) for c in counts])
+    size, total = np.bincount(of), np.stack([np.bincount(of, column) for column in v.reshape(len(v), -1).T], 1)
+    step = max(1, _BLOCK // len(size))
+    blocks = (counts[i : i + step].astype(float) for i in range(0, len(counts), step))
+    return np.concatenate([c @ total / (c @ size)[:, None] for c in blocks]).reshape(-1, *v.shape[1:])
+
+
+def _task_resamples(v, groups, families, n: int, seed: int, median: bool = False) -> tuple:  # masks, arrays
+    "The queries of each task, and what `n` resamples of them have; ValueError without values or with NaN."
     if not len(v) or not np.isfinite(v).all():
         raise ValueError(f'cannot resample {len(v)} values' + (' with NaN among them' if len(v) else ''))
-    of = np.unique(family, return_inverse=True)[1]
-    total, size = np.bincount(of, v), np.bincount(of)
-
-    def summaries(m):
-        drawn = rng.integers(len(size), size=(m, len(size)))
-        if median:
-            return [np.median(np.repeat(v, np.bincount(d, minlength=len(size))[of])) for d in drawn]
-        return total[drawn].sum(1) / size[drawn].sum(1)
-
-    step = max(1, 2**22 // len(size))
-    return np.concatenate([summaries(min(step, n - i)) for i in range(0, n, step)])
+    family = np.arange(len(v)) if families is None else np.asarray(families)
+    group = np.zeros(len(v), int) if groups is None else pd.Categorical(groups).codes  # in the order of their names
+    tasks = [group == g for g in np.unique(group)]
+    of = [np.unique(family[t], return_inverse=True)[1] for t in tasks]
+    draws = _family_draws(tuple(int(f.max()) + 1 for f in of), n, seed)
+    return tasks, [_resampled(v[t], f, counts, median) for t, f, counts in zip(tasks, of, draws)]
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #861637f6
 def bootstrap_ci(
@@ -38,13 +65,11 @@ def bootstrap_ci(
     median: bool = False,  # instead of the mean
 ) -> tuple:  # mean, low, high
     "A mean with its percentile interval over queries."
-    v, rng = np.asarray(values, float), np.random.default_rng(seed)
-    family = np.arange(len(v)) if families is None else np.asarray(families)
-    group = np.zeros(len(v), int) if groups is None else pd.Categorical(groups).codes  # in the order of their names
-    parts = [group == g for g in np.unique(group)] if len(v) else [group == 0]
-    means = np.mean([_resampled(v[p], family[p], n, rng, median) for p in parts], axis=0)
+    v = np.asarray(values, float)
+    tasks, resamples = _task_resamples(v, groups, families, n, seed, median)
+    means = np.mean(resamples, axis=0)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    value = np.mean([np.median(v[p]) if median else v[p].mean() for p in parts])
+    value = np.mean([np.median(v[p]) if median else v[p].mean() for p in tasks])
     return float(value), float(low), float(high)
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #785afae9
@@ -62,7 +87,7 @@ def paired_bootstrap(
     a, b = np.asarray(a, float), np.asarray(b, float)
     if a.shape != b.shape:
         raise ValueError(f'{len(a)} and {len(b)} values: a paired comparison needs the same queries in the same order')
-    means = _resampled(a - b, np.arange(len(a)), n, np.random.default_rng(seed))
+    means = _task_resamples(a - b, None, None, n, seed)[1][0]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     p = min(1.0, 2 * (min((means <= 0).sum(), (means >= 0).sum()) + 1) / (n + 1))
     return Difference(float((a - b).mean()), float(low), float(high), float(p))
@@ -84,20 +109,6 @@ def seed_shares(S: int, n: int, rng) -> np.ndarray:  # (n,S), rows sum to 1
     shares = np.bincount(drawn.ravel(), minlength=n * S).reshape(n, S) / S
     return 1 / S + (shares - 1 / S) * (S / (S - 1)) ** 0.5
 
-
-def _resampled_seeds(v, family, n, rng):  # (n,S)
-    "Means of `n` resamples of the families of `v` (Q,S), the same families for all seeds."
-    of = np.unique(family, return_inverse=True)[1]
-    total, size = np.stack([np.bincount(of, column) for column in v.T], 1), np.bincount(of)
-
-    def means(m):
-        drawn = rng.integers(len(size), size=(m, len(size))) + len(size) * np.arange(m)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=m * len(size)).reshape(m, -1)
-        return counts @ total / (counts @ size)[:, None]
-
-    step = max(1, 2**22 // len(size))
-    return np.concatenate([means(min(step, n - i)) for i in range(0, n, step)])
-
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #824a00bc
 def hierarchical_bootstrap(
     parts: list,  # of (Q,S) values: queries by seeds; their sum is what is estimated
@@ -107,17 +118,13 @@ def hierarchical_bootstrap(
     families=None,
 ) -> tuple:  # mean, (n,) resampled means, (n,) the same with the seeds as they are
     "Mean of the tasks' means over seeds and queries; ValueError without values or with NaN."
-    values, rng = np.concatenate([np.asarray(v, float) for v in parts], 1), np.random.default_rng(seed)
-    if not len(values) or not np.isfinite(values).all():
-        raise ValueError(f'cannot resample {len(values)} values' + (' with NaN among them' if len(values) else ''))
-    sizes = [np.shape(v)[1] for v in parts]
+    values = np.concatenate([np.asarray(v, float) for v in parts], 1)
+    tasks, resamples = _task_resamples(values, groups, families, n, seed)
+    sizes, rng = [np.shape(v)[1] for v in parts], np.random.default_rng([seed, 1])  # not the stream of the families
     shares = np.concatenate([seed_shares(S, n, rng) for S in sizes], 1)
     equal = np.concatenate([np.full(S, 1 / S) for S in sizes])
-    family = np.arange(len(values)) if families is None else np.asarray(families)
-    group = np.zeros(len(values), int) if groups is None else pd.Categorical(groups).codes
-    each = [group == g for g in np.unique(group)]
-    means = np.mean([_resampled_seeds(values[p], family[p], n, rng) for p in each], axis=0)
-    value = np.mean([values[p].mean(0) for p in each], axis=0) @ equal
+    means = np.mean(resamples, axis=0)
+    value = np.mean([values[t].mean(0) for t in tasks], axis=0) @ equal
     return float(value), (means * shares).sum(1), means @ equal
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #afb56f5f
