@@ -23,6 +23,7 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES'
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -145,10 +146,14 @@ class ReferredRun:
     bootstrap: pd.DataFrame = None  # BOOTSTRAP_COLUMNS: scores on the subsets of the data set
     subsets: BootstrapIds = None  # that gave the scores
 
-    @property
+    @cached_property
+    def _lines(self) -> dict:  # (number of distractors, task) -> rankings
+        return dict(iter(self.per_query.groupby(['distractors', 'task'], sort=False)))
+
+    @cached_property
     def steps(self) -> list:
         "The numbers of distractors that were ranked."
-        return sorted(set(self.per_query.distractors))
+        return sorted({distractors for distractors, _ in self._lines})
 
     @property
     def protocols(self) -> list:
@@ -159,7 +164,7 @@ class ReferredRun:
         "The rankings of a task among the first `distractors`; ValueError for a number that was not ranked."
         if distractors not in self.steps:
             raise ValueError(f'distractors: {distractors} were not ranked; there are {self.steps}')
-        return self.per_query[(self.per_query.distractors == distractors) & (self.per_query.task == task)]
+        return self._lines.get((distractors, task), self.per_query[:0])
 
     def results(self, ks=(1, 10), seed: int = 0) -> pd.DataFrame:
         "R@K and Cat@1 of every method, training seed and gallery: result rows with a column `distractors`."

@@ -25,7 +25,7 @@ from .metrics import METRICS, first_ranks, measures
 from .ranking import Rankings, rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
-from ..api import MethodByTask, Queries, Unsolved
+from ..api import Queries, Unsolved
 from ..data.image_sources import ImageSource, image_folder
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
@@ -473,7 +473,7 @@ def load_tasks(load, names, absent=NoQueries) -> tuple:  # {name: Task}, {name: 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #03fff739
 def task_methods(method, benchmark: Benchmark) -> tuple:  # {task: Method}, {task: why it cannot solve it}
     "What ranks each task of a benchmark: the method, or the one that it gives for the task."
-    if not isinstance(method, MethodByTask):
+    if not hasattr(method, 'for_task'):  # no `MethodByTask`; to ask for the whole contract computes a fingerprint
         return dict.fromkeys(benchmark.tasks, method), {}
     found, unsolved = {}, {}
     for name, task in benchmark.tasks.items():
