@@ -5,23 +5,25 @@
 # %% auto #0
 __all__ = ['CIRR_SPLITS', 'CIRR_ANNOTATIONS', 'CIRR_IMAGES', 'CIRR_TASKS', 'CIRR_GALLERIES', 'CIRR_KS', 'CIRR_LENGTHS',
            'CIRR_MAX_BYTES', 'relative_fault', 'CirrQuery', 'CirrPair', 'Cirr', 'read_cirr', 'audit_cirr',
-           'cirr_image_paths', 'load_cirr', 'averages', 'CirrBenchmark', 'cirr_benchmark', 'CirrPlugin',
+           'cirr_image_paths', 'load_cirr', 'cirr_of', 'averages', 'CirrBenchmark', 'cirr_benchmark', 'CirrPlugin',
            'check_cirr_submission', 'write_cirr_submission', 'score_cirr_submission', 'cirr_ranked_lists',
            'CirrSubmission']
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #0ff207b6
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
-from ..core.store import fingerprint
+from ..core.store import fingerprint, store_root
 from ..data.image_sources import ImageSource, image_files
-from ..data.roots import dataset_root, is_world, need_file, world_name
+from ..data.roots import cirr_root, dataset_root, is_world, need_file, world_name
 from cis_nb.retrieval.protocol import (
     RESULT_COLUMNS,
     Benchmark,
@@ -276,6 +278,16 @@ def load_cirr(
     s = _images(c, paths)
     b = Task('cirr', task, q, s.load, protocol, s.ids, shared, s.key, ks=tuple(ks or CIRR_KS[task]))
     return b.restrict(paths or [need_file(c.folder / next(iter(c.files.values())), **CIRR_IMAGES)]) if images else b
+
+
+def cirr_of(data: str, scenes: int, split: str = 'val') -> Task:
+    "The full task of CIRR below `data`, or of a world of so many scenes; read once in a process."
+    return _read_once((store_root(), os.environ.get('CIS_DATA')), data, scenes, split)
+
+
+@lru_cache(maxsize=8)
+def _read_once(where: tuple, data: str, scenes: int, split: str) -> Task:  # `where` the files lie
+    return load_cirr(cirr_root(data, scenes), split)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d0f0e3a7
 def _images(c: Cirr, paths: dict) -> ImageSource:

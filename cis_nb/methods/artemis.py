@@ -20,10 +20,9 @@ from torch import nn
 from ..api import Plugin, Style, TrainingConfig
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
-from ..benchmarks.cirr import load_cirr
+from ..benchmarks.cirr import cirr_of
 from ..core.code import code_version
 from ..core.store import fingerprint
-from ..data.roots import cirr_root
 from .baselines import FeatureMethod
 from .combiner import CombinerLoss, synthetic_triplets, triplet_strips
 from .contrastive import all_gather_with_grad
@@ -192,12 +191,12 @@ class ArtemisPlugin(Plugin):
         return f'synthetic triplets of {Path(given["data"]).name}', f'of {given["samples"]:,} captions'
 
     def inputs(self, backbone, config) -> list:
-        return [synthetic_shards(backbone, config).key, load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
+        return [synthetic_shards(backbone, config).key, cirr_of(config.data, config.cirr).fingerprint]
 
     def objective(self, backbone, config) -> ArtemisTraining:
         torch.manual_seed(config.seed)
         net = Artemis(backbone.D, config.scale).to(backbone.device)
-        tasks = {'cirr': load_cirr(cirr_root(config.data, config.cirr))}
+        tasks = {'cirr': cirr_of(config.data, config.cirr)}
         data = synthetic_triplets(synthetic_shards(backbone, config), tasks)
         return ArtemisTraining(backbone, net, data.table, data.images, data.tasks, config.pretrained)
 

@@ -32,7 +32,7 @@ from ..backbones.conditional_vit import key_faults
 from ..backbones.weights import read_tensors
 from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone, save_backbone
-from ..benchmarks.cirr import load_cirr
+from ..benchmarks.cirr import cirr_of
 from ..core.experiment_files import names_experiment, trained_weights
 from ..core.parameters import one_of
 from ..core.plotting import show_grid
@@ -41,7 +41,6 @@ from ..data.augmentation import random_crops, random_shift_brightness, stored_si
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
-from ..data.roots import cirr_root
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
 from ..mining.parsers import parser_for
@@ -575,7 +574,7 @@ class TripletData:
 # %% ../../nbs/04b_methods/03_combiner.ipynb #690a1e6c
 def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
     "The training split of CIRR."
-    b = load_cirr(cirr_root(c.data, c.cirr), 'train')
+    b = cirr_of(c.data, c.cirr, 'train')
     targets = [t[0] for t in b.queries.targets]
     table = pd.DataFrame(dict(reference_image=b.queries.reference, target_image=targets, condition=b.queries.condition))
     return TripletData(table, b.source, tasks)
@@ -634,7 +633,7 @@ def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
 # %% ../../nbs/04b_methods/03_combiner.ipynb #0131bd49
 def training_data(c: CombinerConfig, backbone) -> TripletData:
     "Training triplets and validation tasks of the configuration; raises ValueError without held-out queries."
-    tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))} if 'cirr' in (c.validation, c.triplets) else {}
+    tasks = {'cirr': cirr_of(c.data, c.cirr)} if 'cirr' in (c.validation, c.triplets) else {}
     if c.triplets == 'cirr':
         return cirr_triplets(c, tasks)
     if c.triplets == 'synthetic':
@@ -747,7 +746,7 @@ class CombinerPlugin(Plugin):
             found.append(synthetic_shards(backbone, config).key)
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
         found += [run.name] if (run := run_before(config)) else []
-        return found + [load_cirr(cirr_root(config.data, config.cirr), s).fingerprint for s in splits]
+        return found + [cirr_of(config.data, config.cirr, s).fingerprint for s in splits]
 
     def objective(self, backbone, config) -> CombinerTraining:
         net, data = started_combiner(backbone, config), training_data(config, backbone)

@@ -29,7 +29,7 @@ from ..api import Plugin, Style, TrainingConfig
 from ..backbones.denoiser import Denoiser, DenoiserShape, read_denoiser
 from ..backbones.features import Features, image_features, l2_normalize, precision
 from ..backbones.loading import load_backbone
-from ..benchmarks.cirr import load_cirr
+from ..benchmarks.cirr import cirr_of
 from ..benchmarks.fashioniq import CATEGORIES, load_fashioniq
 from ..core.experiment_files import trained_weights
 from ..core.parameters import one_of, pick_device
@@ -38,7 +38,7 @@ from ..core.store import fingerprint, stored
 from ..data.datasets import captions_root
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import CaptionedImages
-from ..data.roots import cirr_root, dataset_root, is_world
+from ..data.roots import dataset_root, is_world
 from .baselines import FeatureMethod
 from cis_nb.methods.diffusion import (
     DIFFUSION_STEPS,
@@ -891,7 +891,7 @@ def stage_two_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares
 def benchmark_splits(c: CompoDiffConfig, split: str) -> dict:  # name -> Task
     "The tasks of the benchmark of the fine-tuning."
     if c.triplets == 'cirr':
-        return {'cirr': load_cirr(cirr_root(c.data, c.cirr), split)}
+        return {'cirr': cirr_of(c.data, c.cirr, split)}
     root = dataset_root('fashioniq', c.data, c.fashioniq)
     return {name: load_fashioniq(root, name, split) for name in CATEGORIES}
 
@@ -913,7 +913,7 @@ def training_tasks(backbone, c: CompoDiffConfig) -> tuple:  # tasks, shares, nam
         search = caption_search(backbone, c.data, c.world_images, c.val_samples)
         return [text_to_image_task(backbone, c.data, c.world_images)], [1.0], {'captions': search}
     if c.stage == '2':
-        return *stage_two_tasks(backbone, c), {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
+        return *stage_two_tasks(backbone, c), {'cirr': cirr_of(c.data, c.cirr)}
     return *tuning_tasks(backbone, c), benchmark_splits(c, 'val')
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000047
@@ -974,7 +974,7 @@ class CompoDiffPlugin(Plugin):
         pairs = CaptionedImages(captions_root(c.data, c.world_images), 'train', backbone.image_size)
         if c.stage == '1':
             return begun + list(pairs.inputs)
-        found = [*begun, *pairs.inputs, load_cirr(cirr_root(c.data, c.cirr)).fingerprint]
+        found = [*begun, *pairs.inputs, cirr_of(c.data, c.cirr).fingerprint]
         if c.task_mix[1]:
             found.append(masked_images(backbone, c.data, c.world_images, c.inpainted, c.masks, c.parser).folder.name)
         return found + ([synthetic_shards(backbone, c).key] if c.task_mix[2] else [])

@@ -23,13 +23,13 @@ from .. import api
 from ..api import Plugin, TokenBackbone, TrainingConfig
 from ..backbones.features import corpus_features, image_features, l2_normalize
 from ..backbones.tokenizer import PSEUDO, text_of_ids
-from ..benchmarks.cirr import load_cirr
+from ..benchmarks.cirr import cirr_of
 from ..core.parameters import one_of
 from ..core.report import show_table
 from ..data.augmentation import stored_size
 from ..data.image_sources import folder_images
 from ..data.datasets import captions_root
-from ..data.roots import WORLD, cirr_root, is_world
+from ..data.roots import WORLD, is_world
 from cis_nb.methods.pseudo_words import (
     PROMPT,
     PSEUDO_WORD_READING,
@@ -295,13 +295,13 @@ class LinCIRPlugin(Plugin):
         return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
-        return [corpus_of(config), load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
+        return [corpus_of(config), cirr_of(config.data, config.cirr).fingerprint]
 
     def objective(self, backbone, config) -> SelfMasking:
         c = config
         torch.manual_seed(c.seed)
         phi = Phi(backbone.D, backbone.W, c.width, c.dropout, c.norm).to(backbone.device)
-        corpus, tasks = Corpus(corpus_of(c)), {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
+        corpus, tasks = Corpus(corpus_of(c)), {'cirr': cirr_of(c.data, c.cirr)}
         images = caption_image_features(backbone, c, len(corpus)) if c.supervision == 'image' else None
         same = 'masking scale noise_relative_to_std supervision prompt unit_input unit_target pretrained'.split()
         chosen = {k: getattr(c, k) for k in same}

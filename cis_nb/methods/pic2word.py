@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 
 from ..api import Plugin, TokenBackbone, TrainingConfig
-from ..benchmarks.cirr import load_cirr
+from ..benchmarks.cirr import cirr_of
 from ..core.plotting import show_grid
-from ..data.roots import cirr_root
 from .contrastive import all_gather_with_grad, info_nce
 from cis_nb.methods.pseudo_words import (
     PROMPT,
@@ -87,13 +86,13 @@ class Pic2WordPlugin(Plugin):
 
     def inputs(self, backbone, config) -> list:
         images = training_images(backbone, config.data, config.world_images)
-        return [images.key, load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
+        return [images.key, cirr_of(config.data, config.cirr).fingerprint]
 
     def objective(self, backbone, config) -> Pic2Word:
         torch.manual_seed(config.seed)
         mapper = Mapper(backbone.D, backbone.W, config.width or 512).to(backbone.device)
         features = training_image_features(backbone, config.data, config.world_images)
-        tasks = {'cirr': load_cirr(cirr_root(config.data, config.cirr))}
+        tasks = {'cirr': cirr_of(config.data, config.cirr)}
         return Pic2Word(backbone, mapper, features, tasks, config.prompt, config.pretrained)
 
     def pieces(self, objective, config) -> dict:

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from ..api import Plugin, TokenBackbone, TrainingConfig
-from ..benchmarks.cirr import load_cirr
-from ..data.roots import WORLD, cirr_root, data_root
+from ..benchmarks.cirr import cirr_of
+from ..data.roots import WORLD, data_root
 from ..core.plotting import show_grid
 from ..core.report import progress
 from ..core.store import replace_synced, stored
@@ -491,7 +491,7 @@ class SearlePlugin(Plugin):
         backbone = searle_backbone(backbone, config)
         images = training_images(backbone, config.data, config.world_images)
         phrases = phrase_sources(config.vocabulary, config.phrase_generator)
-        return [images.key, *phrases, load_cirr(cirr_root(config.data, config.cirr)).fingerprint]
+        return [images.key, *phrases, cirr_of(config.data, config.cirr).fingerprint]
 
     def objective(self, backbone, config) -> Searle:
         "The search is made first, or found in the store."
@@ -504,7 +504,7 @@ class SearlePlugin(Plugin):
         near = nearest_concepts(features, concept_features(backbone, phrases.names), c.num_concepts_distillation)
         key = training_images(backbone, c.data, c.world_images).key
         words = inverted_tokens(backbone, key, features, phrases, near[:, : c.num_concepts_inversion], c)
-        tasks = {'cirr': load_cirr(cirr_root(c.data, c.cirr))}
+        tasks = {'cirr': cirr_of(c.data, c.cirr)}
         return Searle(backbone, phi, features, words, near, phrases, tasks, prompt=c.prompt, pretrained=c.pretrained)
 
     def pieces(self, objective, config) -> dict:
