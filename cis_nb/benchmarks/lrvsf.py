@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['IMAGE_TYPES', 'LRVSF_SPLITS', 'LRVSF_DATA', 'METADATA_NAMES', 'LRVSF_CONDITIONS', 'lrvsf_data_root', 'lrvsf_folder',
-           'check_values', 'parquet_file', 'id_text', 'ProductImages', 'read_products', 'query_pairs',
-           'read_distractors', 'ParquetImages', 'tar_images', 'json_object', 'LRVSF', 'read_lrvsf', 'check_conditions',
-           'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark', 'count_simple_images',
-           'training_captions', 'LRVSFPlugin']
+           'check_values', 'parquet_file', 'parquet_columns', 'id_text', 'ProductImages', 'read_products',
+           'query_pairs', 'read_distractors', 'ParquetImages', 'tar_images', 'json_object', 'LRVSF', 'read_lrvsf',
+           'check_conditions', 'LRVSFTask', 'lrvsf_task', 'category_hits', 'LRVSFBenchmark', 'lrvsf_benchmark',
+           'count_simple_images', 'training_captions', 'LRVSFPlugin']
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0e633385
 import hashlib
@@ -84,6 +84,14 @@ def parquet_file(path: Path) -> pq.ParquetFile:
     except (OSError, ValueError) as e:
         raise ValueError(f'{path} is no Parquet file ({e}); it may be cut off: get it again') from None
 
+
+def parquet_columns(path: Path, columns) -> pd.DataFrame:
+    "Some columns of a Parquet file; ValueError that names it where it is none or is damaged."
+    try:
+        return pq.read_table(regular(path), columns=list(columns)).to_pandas()
+    except (OSError, ValueError) as e:
+        raise ValueError(f'{path} cannot be read as Parquet ({e}); it may be damaged: get it again') from None
+
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0cc71ed8
 def _check_columns(file: pq.ParquetFile, columns: tuple, path: Path):
     "ValueError unless a Parquet file has some columns."
@@ -110,7 +118,7 @@ def _reject_missing(values: list, column: str, path: Path):
 def _read_metadata(path: Path, columns: tuple, need_product: bool = True) -> pd.DataFrame:
     "Some columns of a file of metadata; URL and PRODUCT_ID as text. ValueError for a missing one."
     _check_columns(parquet_file(path), columns, path)
-    rows = pd.read_parquet(path, columns=list(columns))
+    rows = parquet_columns(path, columns)
     for column in ('URL', 'PRODUCT_ID'):
         if column in rows:
             values = [id_text(v) for v in rows[column]]
@@ -238,6 +246,14 @@ def read_distractors(root, p: ProductImages) -> pd.DataFrame:  # id, image, cate
     return pd.DataFrame(dict(id=rows.index.map(str), image=rows.URL, category=rows.CATEGORY))
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0c81fa8d
+def _row_group(file: pq.ParquetFile, group: int, column: str, path):
+    "A column of a row group; ValueError that names the file where it is damaged."
+    try:
+        return file.read_row_group(group, [column])[column]
+    except (OSError, ValueError) as e:
+        raise ValueError(f'{path}, row group {group}: {column} cannot be read ({e}); get the file again') from None
+
+
 class ParquetImages:
     "JPEG files in columns of Parquet files, by id; a few row groups are in memory."
 
@@ -256,7 +272,7 @@ class ParquetImages:
         for g in range(file.num_row_groups):
             n = file.metadata.row_group(g).num_rows
             start = len(ids)
-            urls = file.read_row_group(g, ['url'])['url'].to_pylist() if not name else []
+            urls = _row_group(file, g, 'url', path).to_pylist() if not name else []
             ids += [name(start + i) for i in range(n)] if name else [id_text(url) for url in urls]
             _reject_missing(ids, 'url', path)
             self._place(ids[start:], str(path), g, column)
@@ -274,7 +290,7 @@ class ParquetImages:
         path, g, row, column = self.places[i]
         with self.lock:
             if (path, g, column) not in self.kept:
-                self.kept[path, g, column] = pq.ParquetFile(path).read_row_group(g, [column])[column]
+                self.kept[path, g, column] = _row_group(parquet_file(path), g, column, path)
             self.kept.move_to_end((path, g, column))
             while len(self.kept) > self.groups:
                 self.kept.popitem(last=False)
@@ -432,7 +448,7 @@ def _pack_distractors(folder: Path, files: ParquetImages) -> pd.DataFrame:  # im
     for part in sorted((folder / 'distractors').glob('*.parquet')):
         images = files.add(part, 'jpg', lambda i: f'distractors/{part.stem}/{i}')
         known = 'CATEGORY' in parquet_file(part).schema_arrow.names
-        categories = pd.read_parquet(part, columns=['CATEGORY']).CATEGORY.tolist() if known else None
+        categories = parquet_columns(part, ['CATEGORY']).CATEGORY.tolist() if known else None
         parts.append(pd.DataFrame(dict(image=images, category=categories)))
     rows = pd.concat(parts, ignore_index=True)
     return rows.assign(id=rows.index.map(str))
@@ -443,7 +459,7 @@ def _test_pack(folder: Path) -> LRVSF:
     path, files = folder / 'products.parquet', ParquetImages()
     needed = ('SIMPLE_IMG', 'COMPLEX_IMG', 'CATEGORY', 'blip2_caption1')
     _check_columns(parquet_file(path), needed, path)
-    about = pd.read_parquet(path, columns=['CATEGORY', 'blip2_caption1']).reset_index(drop=True)
+    about = parquet_columns(path, ['CATEGORY', 'blip2_caption1']).reset_index(drop=True)
     about['URL'] = [f'products/{i}' for i in range(len(about))]
     check_values(about, 'CATEGORY', LRVSF_CATEGORIES, path)
     for column in needed[:2]:

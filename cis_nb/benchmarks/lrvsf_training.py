@@ -199,7 +199,7 @@ def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> Traini
         f'lrvsf-{split}-{size}',
         dict(size=size, split=split),
         lambda to: _pack_shards(to, paths, size),
-        [contents_key({p.name: p for p in paths})],
+        [contents_key({p.name: regular(p) for p in paths})],
     )
     table = pd.read_parquet(packed / 'images.parquet')
     if table.empty:

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import math
+import os
 import re
 import reprlib
 import stat
@@ -26,8 +27,10 @@ _KINDS = {stat.S_IFDIR: 'a folder', stat.S_IFIFO: 'a pipe', stat.S_IFSOCK: 'a so
 
 
 def regular(path) -> Path:
-    "A path; ValueError if a folder, a pipe or a device is there."
+    "A path; ValueError if a folder, a pipe or a device is there, FileNotFoundError for a link that leads nowhere."
     path = Path(path)
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(f'{path} is a link to {os.readlink(path)}, which leads to no file: put the file there')
     if path.exists() and not path.is_file():
         kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode), 'a device')
         raise ValueError(f'{path} is {kind}, not a regular file: put the file itself there')

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from .documents import read_json, read_yaml
+from .documents import open_regular, read_json, read_yaml
 from .code import package_files
 from .parameters import checked, is_utf8
 from .store import fingerprint, project_root, store_root, stored
@@ -324,8 +324,9 @@ RECORDS = {  # file of a run -> fields and their types
 def read_record(path: Path) -> tuple:  # record, what is wrong with it
     "A record that a run has left: {} and '' where there is none, {} and the reason where it is damaged."
     try:
-        text = path.read_text(encoding='utf-8')
-        found = json.loads(text)
+        with open_regular(path) as f:
+            found = json.loads(f.read())
+        json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError for a lone surrogate
     except (FileNotFoundError, NotADirectoryError):
         return {}, ''
     except (OSError, ValueError, RecursionError) as e:

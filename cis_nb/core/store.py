@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MANY_FILES', 'project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'fresh_processes', 'end_with_parent',
-           'fresh_pool', 'manifest', 'sync_tree', 'replace_synced', 'StorageFault', 'storage_faults_named',
+           'fresh_pool', 'Manifest', 'manifest', 'sync_tree', 'replace_synced', 'StorageFault', 'storage_faults_named',
            'announced_lock', 'stored', 'unfinished_work', 'delete_unfinished']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
@@ -30,7 +30,7 @@ import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
 from .code import code_version, library_version, path_hash
-from .documents import read_json
+from .documents import Document, check_document, read_json
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
 def project_root() -> Path:
@@ -134,6 +134,14 @@ def fresh_pool(workers: int, *preload: str) -> Executor:
     return ProcessPoolExecutor(workers, fresh_processes(*preload), end_with_parent)
 
 # %% ../../nbs/00a_core/01_store.ipynb #61750fb7
+class Manifest(Document):
+    "What each manifest says of its folder."
+
+    hash: str
+    files: int
+    bytes: int
+
+
 def manifest(folder) -> dict:
     "What a finished folder says about itself; FileNotFoundError if it has no manifest, ValueError if that is broken."
     path = Path(folder) / 'manifest.json'
@@ -144,9 +152,7 @@ def manifest(folder) -> dict:
             why = 'has no manifest.json, so it is not a finished run' if path.parent.is_dir() else 'is no folder'
             raise FileNotFoundError(f'{folder} {why}; runs are in {store_root()}/run') from None
         raise ValueError(f'{path} is broken ({e}): delete the folder and run again') from None
-    if isinstance(found, dict) and {'hash', 'files', 'bytes'} <= found.keys():
-        return found
-    raise ValueError(f'{path} is not a manifest of the run store')
+    return check_document(found, Manifest, path, 'delete the folder and run again')
 
 # %% ../../nbs/00a_core/01_store.ipynb #ab447b7e
 def _content(folder) -> tuple:

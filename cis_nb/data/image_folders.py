@@ -167,10 +167,10 @@ def _captions(record: dict) -> list:
 
 
 def _row(record: dict) -> tuple:
-    "(image, split, captions) of a record."
+    "(image, split, captions) of a record, the split as it is there; '' for none."
     image = next((record[k] for k in IMAGE_KEYS if k in record), None)
     split = record.get('split')
-    return image, split if isinstance(split, str) else '', _captions(record)
+    return image, '' if split is None else split, _captions(record)
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #f5823195
 IMAGE_SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.gif')
@@ -296,13 +296,23 @@ def _finder(images):
     return find
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #21179fbd
+def _split_name(split, image, skipped: Skipped) -> str:
+    "A split; '' (and counted) for what is no text."
+    if isinstance(split, str) and is_utf8(split):
+        return split
+    skipped.add('split that is not text', image)
+    return ''
+
+
 def _captions_by_photo(rows, images: dict, skipped: Skipped) -> tuple:
     "Split and captions of each photograph that some row names."
     splits, captions, find = {}, defaultdict(list), _finder(images)
     for name, split, texts in rows:
         if (image := find(name)) is None:
             skipped.add('caption of an image that is not there', name)
-        elif splits.setdefault(image, split) != split:
+            continue
+        split = _split_name(split, image, skipped)
+        if splits.setdefault(image, split) != split:
             skipped.add('caption in a second split', name)
         else:
             captions[image] += filter(None, [clean_caption(c, image, skipped) for c in texts])

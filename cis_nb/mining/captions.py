@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 import spacy
 import cis_nb
 from ..core.documents import open_unpacked
-from ..core.parameters import one_of
+from ..core.parameters import is_utf8, one_of
 from ..core.report import progress
 from ..core.store import fresh_pool, machine, replace_synced, stored
 from ..data.image_folders import Skipped, clean_caption, read_photos
@@ -416,7 +416,10 @@ def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
         return str(n), 'train', line
     cells = line.split('\t')
     if len(cells) == 4 and cells[0].strip() and cells[2].isdigit():
-        return cells[0], cells[1], cells[3]
+        if is_utf8(cells[0] + cells[1]):
+            return cells[0], cells[1], cells[3]
+        skipped.add('image or split that is not UTF-8', f'line {n}')
+        return '', '', ''
     skipped.add('line without the columns image, split, number, caption', f'line {n}')
     return '', '', ''
 

@@ -722,7 +722,7 @@ def read_edits(path, limit: int = None) -> tuple:  # [(prompt, completion)], {re
         try:
             row = json.loads(line)
             texts = [row.get('caption') if f not in row else row[f] for f in EDIT_FIELDS]
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, RecursionError):
             skipped.add('line that is no JSON record', n)
             continue
         texts = [clean_caption(t, n, SkipCounter()) for t in texts]

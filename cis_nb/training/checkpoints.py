@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..core.documents import regular
 from ..core.store import replace_synced
 
 # %% ../../nbs/05a_training/03_checkpoints.ipynb #b706e699
@@ -89,8 +90,8 @@ def load_checkpoint(
 ) -> dict:  # the state given to `save_checkpoint`
     "Restore weights and optimizer moments; ValueError if the checkpoint cannot be read."
     try:
-        tensors = load_file(path / 'model.safetensors')
-        saved = torch.load(path / 'state.pt', weights_only=True, map_location='cpu')
+        tensors = load_file(regular(path / 'model.safetensors'))
+        saved = torch.load(regular(path / 'state.pt'), weights_only=True, map_location='cpu')
         load_weights(modules, tensors)
         optimizer.load_state_dict(saved['optimizer'])
         return saved['state']

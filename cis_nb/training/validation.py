@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['recall_ks', 'recall_curves', 'query_strip', 'RankedQueries', 'Evaluation', 'RetrievalValidation', 'query_features',
-           'write_net', 'ReceiptOfTraining', 'run_folder', 'read_net', 'check_backbone']
+           'write_net', 'ReceiptOfTraining', 'run_folder', 'NetDescription', 'read_net', 'check_backbone']
 
 # %% ../../nbs/05a_training/01_validation.ipynb #a5575c0e
 import json
@@ -183,6 +183,13 @@ def run_folder(folder) -> Path:
     return store_root() / runs[0]
 
 # %% ../../nbs/05a_training/01_validation.ipynb #a9dbfd4a
+class NetDescription(Document):
+    "What each description of a network says of its backbone."
+
+    backbone: str
+    fingerprint: str
+
+
 def read_net(
     folder,  # a run, or the report of its training
     name: str,  # of both files
@@ -195,7 +202,7 @@ def read_net(
     if not file.is_file():
         raise FileNotFoundError(f'{file} is missing: {folder} is {what}')
     try:
-        about = json.loads(file.with_suffix('.json').read_text(encoding='utf-8'))
+        about = read_json(file.with_suffix('.json'), NetDescription)
         net = make(about)
         tensors = load_file(file)
         check_kinds(tensors, net.state_dict())

@@ -359,7 +359,7 @@ def test_manifest_says_what_is_wrong(store):
     assert manifest(done)['params'] == dict(n=FILES) and manifest(done)['files'] == FILES
     for damage, words in [
         (half_manifest, 'broken'),
-        (other_json, 'not a manifest'),
+        (other_json, 'is list, not an object; delete the folder'),
         (no_manifest, 'not a finished run'),
     ]:
         damage(done)

@@ -138,6 +138,7 @@ def test_bad_captions_are_counted_by_reason(tmp_path):
         'empty caption': 2,
         'caption that is not text': 3,
         'caption that is not UTF-8': 1,
+        'split that is not text': 1,
         'caption of an image that is not there': 3,
         'caption in a second split': 1,
         'image without a caption': 1,

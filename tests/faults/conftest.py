@@ -5,30 +5,35 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pandas as pd
-from hostile import COUNTS, report
+import pytest
+from hostile import COUNTS, OUTCOMES
 
 from cis_nb.core.store import machine, versions
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    "The outcomes of a test's hostile cases are rows of the table."
+    if call.when != 'call':
+        return
+    for what, counts in COUNTS.items():
+        row = dict(group='hostile input', what=what, cases=counts.total(), **{k: counts[k] for k in OUTCOMES})
+        item.user_properties.append(('faults', row))
+    COUNTS.clear()
+
+
 def pytest_terminal_summary(terminalreporter):
     "Tests count with `record_property('faults', dict(group, what, measure=number, …))`."
-    if COUNTS:
-        terminalreporter.section('hostile input')
-        terminalreporter.write_line(report())
     reports = [r for outcome in ('passed', 'failed') for r in terminalreporter.getreports(outcome)]
     found = [value for r in reports for key, value in r.user_properties if key == 'faults']
     if not found:
         return
-    rows = [
-        dict(group=f['group'], what=f['what'], measure=k, number=n)
-        for f in found
-        for k, n in f.items()
-        if k not in ('group', 'what')
-    ]
-    table = pd.DataFrame(rows)
+    rows = [(f['group'], f['what'], k, n) for f in found for k, n in f.items() if k not in ('group', 'what')]
+    table = pd.DataFrame(rows, columns=['group', 'what', 'measure', 'number'])
+    table = table.groupby(['group', 'what', 'measure'], sort=False, as_index=False).number.sum()
     terminalreporter.section('faults')
     for group, some in table.groupby('group', sort=False):
-        wide = some.pivot_table(index='what', columns='measure', values='number', aggfunc='sum', sort=False)
+        wide = some.pivot_table(index='what', columns='measure', values='number', sort=False)
         wide.loc['all'] = wide.sum()
         terminalreporter.write_line(f'{group}\n{wide.astype(int).to_string()}\n')
     if file := os.environ.get('FAULTS_FILE'):

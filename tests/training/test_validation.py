@@ -8,6 +8,8 @@ import torch
 from cis_nb.core.plotting import color
 from cis_nb.training.validation import RankedQueries, read_net, recall_ks, run_folder, write_net
 
+ABOUT = dict(n=3, backbone='tiny_xs', fingerprint='aa')
+
 
 def make(about):
     return torch.nn.Linear(2, about['n'])
@@ -15,7 +17,7 @@ def make(about):
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_net(tmp_path / 'new' / 'run', 'net', torch.nn.Linear(2, 3), dict(n=3))
+    return write_net(tmp_path / 'new' / 'run', 'net', torch.nn.Linear(2, 3), ABOUT)
 
 
 @pytest.mark.parametrize('size, ks', [(1, ()), (2, (1,)), (5, (1,)), (6, (1, 5)), (10, (1, 5)), (11, (1, 5, 10))])
@@ -30,7 +32,7 @@ def test_a_gallery_gets_the_ranks_it_is_large_enough_for(size, ks):
         ('net.safetensors', b'\x08' * 64),
         ('net.json', b'{"n": '),
         ('net.json', b'{}'),
-        ('net.json', b'{"n": 4}'),  # weights of another size
+        ('net.json', b'{"n": 4, "backbone": "tiny_xs", "fingerprint": "aa"}'),  # weights of another size
     ],
 )
 def test_damaged_files_are_refused_with_the_remedy(folder, file, content):
@@ -48,7 +50,7 @@ def test_weights_without_their_description_are_damaged(folder):
 def test_a_network_is_read_in_eval_mode_and_from_any_memory_layout(tmp_path):
     net = torch.nn.Linear(3, 3)
     net.weight.data = net.weight.data.T  # not contiguous
-    write_net(tmp_path, 'net', net, dict(n=3))
+    write_net(tmp_path, 'net', net, ABOUT)
     found, _ = read_net(tmp_path, 'net', lambda about: torch.nn.Linear(3, 3), 'no run')
     assert torch.equal(found.weight, net.weight) and not found.training
 

@@ -1,0 +1,218 @@
+"Folders and archives of images, their tables and the images themselves, each changed in every way."
+
+import gzip
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hostile import attack, byte_changes, gz_changes, json_changes, text_changes
+from lrvsf_files import Hand
+from photo_folders import folder, image, side_by_side, write_tar
+
+from cis_nb.backbones.features import image_features
+from cis_nb.benchmarks.grocery import read_grocery
+from cis_nb.benchmarks.lrvsf import read_lrvsf
+from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images
+from cis_nb.data.image_folders import read_photos
+from cis_nb.data.image_sources import image_files
+from cis_nb.data.packed import packed_folder
+from cis_nb.world.grocery import grocery_root
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
+JSON = (json_changes, text_changes)
+
+
+def photos_of(root):
+    "What a folder of images holds, and what was left out."
+
+    def read():
+        found = read_photos(root)
+        return found.table.drop(columns=['start', 'size']), found.skipped.counts()
+
+    return read
+
+
+# a file that is gone was never part of the folder; a word may be the name of a split, and a text one caption
+FREE = 'gone|split: (text|null|missing)|captions: text'
+
+
+def attack_photos(root, name, changes) -> list:
+    return attack('image folders', root / name, photos_of(root), changes, names=['photos'], valid_too=FREE)
+
+
+TABLES = {
+    'captions.jsonl': ''.join(
+        json.dumps(dict(image=f'{i:03}.jpg', captions=[f'a {i}'], split='train')) + '\n' for i in range(4)
+    ),
+    'captions.csv': 'image,caption\n' + ''.join(f'{i:03}.jpg,a {i}\n' for i in range(4)),
+    'captions.txt': ''.join(f'{i:03}.jpg\ta {i}\n' for i in range(4)),
+}
+
+
+@pytest.mark.parametrize('table', TABLES)
+def test_tables_of_captions(tmp_path, table):
+    root = folder(tmp_path / 'photos', 4, table, TABLES[table])
+    assert attack_photos(root, table, [text_changes]) == []
+
+
+def test_packed_tables_of_captions(tmp_path):
+    data = gzip.compress(TABLES['captions.jsonl'].encode(), mtime=0)
+    root = folder(tmp_path / 'photos', 4, 'captions.jsonl.gz', data)
+    assert attack_photos(root, 'captions.jsonl.gz', [gz_changes]) == []
+
+
+def test_coco_folders(tmp_path):
+    images = [dict(id=i, file_name=f'{i:03}.jpg') for i in range(4)]
+    text = json.dumps(dict(images=images, annotations=[dict(id=i, image_id=i, caption=f'a {i}') for i in range(4)]))
+    root = folder(tmp_path / 'photos', 4, 'captions_train2017.json', text)
+    assert attack_photos(root, 'captions_train2017.json', JSON) == []
+
+
+def test_captions_beside_images(tmp_path):
+    root = tmp_path / 'photos'
+    root.mkdir()
+    for name, data in side_by_side(4):
+        (root / name).write_bytes(data)
+    assert attack_photos(root, '000.json', JSON) == []
+
+
+def test_tars_of_images(tmp_path):
+    root = tmp_path / 'photos'
+    root.mkdir()
+    write_tar(root / 'a.tar', side_by_side(4))
+    assert attack_photos(root, 'a.tar', [byte_changes, member_changes]) == []
+
+
+def member_changes(data: bytes):
+    "(name, bytes): other members of a tar."
+    for name in ('../out.jpg', '/out.jpg', 'a/../../out.jpg', 'C:\\out.jpg', 'a\udce9.jpg', '000.jpg'):
+        yield f'a member {ascii(name)}', tar_of([*side_by_side(4), (name, image(9))])
+    yield 'a tar in a tar', tar_of([*side_by_side(4), ('b.tar', data)])
+    yield 'nothing at its end', data[: data.rindex(b'number 3')]
+    yield 'packed', gzip.compress(data, mtime=0)
+
+
+def tar_of(files) -> bytes:
+    with tempfile.NamedTemporaryFile() as f:
+        write_tar(f.name, files)
+        return Path(f.name).read_bytes()
+
+
+def image_changes(data: bytes):
+    "(name, bytes): images that are none, too large, or of another kind."
+    yield from byte_changes(data)
+    yield 'cut at the end', data[:-40]
+    header = bytearray(image(0, fmt='PNG'))
+    header[16:24] = (200_000).to_bytes(4, 'big') * 2
+    yield 'an image of 40 gigapixels', bytes(header)
+    yield 'a pdf', b'%PDF-1.7' + bytes(200)
+    yield 'html', b'<html><body>404</body></html>'
+
+
+class Backbone:
+    "Features of two numbers, without a network."
+
+    name, D, fingerprint, dtype = 'made-up', 2, 'x', torch.float32
+
+    def preprocess(self, im):
+        return torch.tensor(np.asarray(im.convert('RGB').resize((4, 4)), np.float32)).permute(2, 0, 1)
+
+    def encode_image(self, x):
+        return x.flatten(1)[:, :2]
+
+
+def test_images(tmp_path):
+    root = folder(tmp_path / 'photos', 4, 'captions.csv', TABLES['captions.csv'])
+
+    def packed():
+        at = packed_folder(root, 16)
+        about = json.loads((at / 'about.json').read_text())
+        table = pd.read_parquet(at / 'images.parquet')
+        pixels = np.load(at / 'images.npy')[table.row]
+        return (list(table.key), pixels), {k: len(v) for k, v in about['skipped'].items()}
+
+    def features():
+        paths = {f'{i:03}': root / f'{i:03}.jpg' for i in range(4)}
+        source = image_files(paths, {i: p for i, p in paths.items() if p.exists()}, paths.get, 'photos')
+        found = image_features(Backbone(), source.ids, source.load, source.key)
+        return [found.array[found.index[i]] for i in found.ids], found.counts
+
+    path = root / '001.jpg'
+    for read in (packed, features):
+        assert attack('images', path, read, [image_changes], names=['photos']) == []
+
+
+PARTS = ('products_simple_metadata.parquet', 'products_complex_metadata.parquet', 'distractors_test_metadata.parquet')
+
+
+def test_metadata_of_lrvsf(tmp_path):
+    root = Hand().write(tmp_path / 'lrvsf')
+
+    def read():
+        found = read_lrvsf(root, 'test')
+        return (found.pairs, found.distractors), {}
+
+    for name in PARTS:
+        assert attack('LRVS-F', root / name, read, [byte_changes], names=['lrvsf']) == []
+
+
+def test_tars_of_lrvsf(tmp_path):
+    root = Hand(split='val').write_val(tmp_path / 'lrvsf')
+
+    def read():
+        found = read_lrvsf(root, 'val')
+        return (found.pairs, found.distractors), {}
+
+    free = 'dist_0.tar, (gone|a link)'  # there may be any number of these
+    for name in ('VALID/prods.tar', 'VALID/dist_0.tar'):
+        assert attack('LRVS-F', root / name, read, [byte_changes], names=['lrvsf'], valid_too=free) == []
+
+
+def test_shards_of_products(tmp_path):
+    hand = Hand(split='train')
+    path = tmp_path / 'lrvsf/TRAIN/0.tar'
+
+    def members(change):
+        buffer = tmp_path / 'changed.tar'
+        hand.tar(buffer, change)
+        return buffer.read_bytes()
+
+    def changes(data):
+        about = json.dumps({'0': hand.complex[0], '1': hand.simple[0]}).encode()
+        for name, changed in json_changes(about):
+
+            def change(found, changed=changed):
+                found['100.json'] = changed
+
+            yield f'100.json: {name}', members(change)
+
+    hand.tar(path)
+
+    def read():
+        found = lrvsf_training_images(tmp_path, 'train', 8)
+        return found.table, found.skipped.counts()
+
+    free = r'(WIDTH|HEIGHT|SPLIT|URL|caption\d|CATEGORY|PRODUCT_ID|TYPE): (null|missing|text)'
+    assert attack('LRVS-F', path, read, [changes, byte_changes], names=['TRAIN'], valid_too=free) == []
+
+
+def grocery_changes(data: bytes):
+    "(name, bytes): what a table of products shows; half of one is a smaller one."
+    yield from (c for c in text_changes(data) if c[0] != 'cut in half')
+
+
+def test_grocery(tmp_path):
+    root = tmp_path / 'grocery'
+    shutil.copytree(grocery_root(1, 1, 1), root)
+
+    def read():
+        found = read_grocery(root)
+        return (found.products, found.photos), found.skipped.counts()
+
+    for name in ('classes.csv', 'natural.csv'):
+        assert attack('grocery', root / name, read, [grocery_changes], names=['.csv']) == []
