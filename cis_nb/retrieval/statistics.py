@@ -105,7 +105,7 @@ def hierarchical_bootstrap(
     seed: int = 0,
     groups=None,  # (Q,) as for `bootstrap_ci`
     families=None,
-) -> tuple:  # mean, (n,) resampled means, (n,) the same with the seeds as they are
+) -> tuple:  # mean, (n,) resampled means, parts of (n,S): the same queries with each seed as it is
     "Mean of the tasks' means over seeds and queries; ValueError without values or with NaN."
     values, rng = np.concatenate([np.asarray(v, float) for v in parts], 1), np.random.default_rng(seed)
     if not len(values) or not np.isfinite(values).all():
@@ -118,7 +118,7 @@ def hierarchical_bootstrap(
     each = [group == g for g in np.unique(group)]
     means = np.mean([_resampled_seeds(values[p], family[p], n, rng) for p in each], axis=0)
     value = np.mean([values[p].mean(0) for p in each], axis=0) @ equal
-    return float(value), (means * shares).sum(1), means @ equal
+    return float(value), (means * shares).sum(1), np.split(means, np.cumsum(sizes)[:-1], axis=1)
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #afb56f5f
 def holm(p_values) -> np.ndarray:  # (m,)
