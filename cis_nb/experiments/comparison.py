@@ -204,7 +204,7 @@ def seeds_in_words(c: dict) -> str:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
 def format_difference(c: dict, said=verdict) -> str:
-    "A difference with its interval, its verdict (or its `change`), and in how many seeds its own interval excludes zero."
+    "A difference with its interval, its verdict (or its `change`), and in how many seeds the seed's own excludes zero."
     alone = f'; {seeds_in_words(c)}' if c['seed_intervals'] else ''
     return f'{format_interval(c)} ({said(c)}{alone})'
 
