@@ -178,7 +178,7 @@ def by_seed(per_query, method: str) -> str:
 
 def claim_evidence(c: dict, what: str, role: str = '') -> dict:
     "A comparison as a line of evidence for a claim; without a role it is claimed to be positive."
-    kept = ('diff', 'low', 'high', 'p', 'n', 'seeds', 'by_seed', 'query_sd', 'key')
+    kept = ('diff', 'low', 'high', 'p', 'n', 'seeds', 'by_seed', 'seed_intervals', 'query_sd', 'key')
     line = dict(what=what) | {k: c[k] for k in kept if k in c}
     return line | dict(role=role) if role else line
 

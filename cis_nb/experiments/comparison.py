@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'SEEDS_NOTE', 'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits',
            'task_mean', 'contrast', 'compare', 'opposite', 'queries_needed', 'corrected', 'verdict', 'format_interval',
-           'change', 'format_difference', 'difference_cell', 'forest_rows', 'doubt_note', 'chance', 'over_seeds',
-           'format_uncertainty', 'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper',
-           'protocol_line', 'recall_over_seeds', 'lead_in_words', 'rival_leads', 'lead_table', 'lead_forest',
-           'shown_comparisons', 'contradictions']
+           'change', 'seeds_apart', 'seeds_in_words', 'format_difference', 'difference_cell', 'forest_rows',
+           'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds', 'read_printed',
+           'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds', 'lead_in_words',
+           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -85,12 +85,14 @@ def _grouped_by_seeds(wide: pd.DataFrame, weights: dict) -> dict:  # seeds -> (Q
     return parts
 
 
-def _seed_differences(parts: dict, tasks) -> list:  # one for each seed
-    "The sum for each seed of the trainings, if all trained methods have the same seeds; else none."
+def _alone(parts: dict, drawn: list, tasks) -> dict:  # by_seed, seed_intervals
+    "The sum for each seed of the trainings with its own interval, if all trained methods have the same seeds."
     trained = [s for s in parts if s != (UNTRAINED,)]
     if len(trained) != 1:
-        return []
-    return pd.DataFrame(sum(parts.values())).groupby(np.asarray(tasks)).mean().mean().tolist()
+        return dict(by_seed=[], seed_intervals=[])
+    values = pd.DataFrame(sum(parts.values())).groupby(np.asarray(tasks)).mean().mean().tolist()
+    low_high = np.quantile(np.round(sum(drawn), 9), [0.025, 0.975], axis=0)
+    return dict(by_seed=values, seed_intervals=low_high.T.tolist())
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #c2e8296f
 def contrast(
@@ -102,30 +104,32 @@ def contrast(
     n: int = 1000,
     seed: int = 0,
     of: str = '',
-) -> dict:  # diff, low, high, p, n, seeds, by_seed, query_sd, key
+) -> dict:  # diff, low, high, p, n, seeds, by_seed, seed_intervals, query_sd, key
     """A weighted sum of methods' task means of R@`k` in points, and its 95 % interval over seeds and queries.
 
     `p`: two-sided, by the normal distribution with the resampled deviation; `seeds`: how many the trained methods have,
-    0 without; `by_seed`: the sum for each; `query_sd`: the deviation by queries alone."""
+    0 without; `by_seed`: the sum for each; `seed_intervals`: 95 % over the queries of each seed alone; `query_sd`: the
+    deviation by queries alone."""
     mine = per_query[per_query.method.isin(weights) & (True if tasks is None else per_query.task.isin(tasks))]
     about = ['draw', 'task', 'query_id', *({'reference', 'family'} & set(mine))]
     wide = hits_by_seed(mine, k, of)
     q = wide.index.to_frame(index=False).merge(mine[about].drop_duplicates())
     family = families_of(q) if families else np.arange(len(q))
     parts = _grouped_by_seeds(wide, weights)
-    found = hierarchical_bootstrap(list(parts.values()), n, seed, q.task, family)
-    diff, means, by_query = (np.round(x, 9) for x in found)  # equal methods differ by zero
-    low, high = np.quantile(means, [0.025, 0.975])
-    p = erfc(abs(diff) / means.std() / 2**0.5) if means.std() else float(not diff)
-    if pd.Series(family).groupby(q.task).nunique().min() < 2:
-        low, high, p = -100.0, 100.0, 1.0  # the variance between families is unknown
+    diff, means, drawn = hierarchical_bootstrap(list(parts.values()), n, seed, q.task, family)
+    diff, means, by_query = (np.round(x, 9) for x in (diff, means, sum(d.mean(1) for d in drawn)))
+    low, high = np.quantile(means, [0.025, 0.975])  # equal methods differ by zero
+    p, alone = erfc(abs(diff) / means.std() / 2**0.5) if means.std() else float(not diff), _alone(parts, drawn, q.task)
+    if pd.Series(family).groupby(q.task).nunique().min() < 2:  # the variance between families is unknown
+        low, high, p = -100.0, 100.0, 1.0
+        alone['seed_intervals'] = [[low, high] for _ in alone['by_seed']]
     values = np.concatenate([np.round(v, 6) for v in parts.values()], 1)
     key = blake2b(values.tobytes() + family.tobytes() + ' '.join(q.task).encode(), digest_size=8).hexdigest()
     trained = [len(s) for s in parts if s != (UNTRAINED,)]
     found = dict(
         diff=float(diff), low=float(low), high=float(high), p=float(p), n=len(q), seeds=min(trained, default=0)
     )
-    return found | dict(by_seed=_seed_differences(parts, q.task), query_sd=float(by_query.std()), key=key)
+    return found | alone | dict(query_sd=float(by_query.std()), key=key)
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #884ef710
 def compare(
@@ -143,6 +147,7 @@ def opposite(c: dict) -> dict:
     "The same comparison with its two sides exchanged."
     sides = dict(a=c['b'], b=c['a']) if 'a' in c else {}
     turned = dict(diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], by_seed=[0 - d for d in c['by_seed']])
+    turned['seed_intervals'] = [[0 - high, 0 - low] for low, high in c['seed_intervals']]
     return dict(c, **sides, **turned, key=f'-{c["key"]}')
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #f315e1db
@@ -184,23 +189,33 @@ def change(c: dict) -> str:
     return dict(better='higher', worse='lower').get(said, said)
 
 
-def _seeds_above_zero(c: dict) -> list:  # how many, of how many
-    return [sum(d > 0 for d in c['by_seed']), len(c['by_seed'])]
+def seeds_apart(c: dict) -> dict:  # above, below -> of how many seeds
+    "In how many seeds the interval of the seed alone lies above or below zero; the side of the difference is first."
+    counts = dict(above=sum(low > 0 for low, _ in c['seed_intervals']))
+    counts['below'] = sum(high < 0 for _, high in c['seed_intervals'])
+    return counts if c['diff'] >= 0 else dict(reversed(counts.items()))
+
+
+def seeds_in_words(c: dict) -> str:
+    "`seeds_apart` in words; the other side of zero is named where a seed lies there."
+    (side, n), (other, against) = seeds_apart(c).items()
+    also = f', {other} zero in {against}' if against else ''
+    return f'its own interval {side} zero in {n} of {len(c["seed_intervals"])} seeds{also}'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
 def format_difference(c: dict, said=verdict) -> str:
-    "A difference with its interval, its verdict (or its `change`), and in how many seeds it is above zero."
-    above = '; {} of {} seeds above zero'.format(*_seeds_above_zero(c)) if c['by_seed'] else ''
-    return f'{format_interval(c)} ({said(c)}{above})'
+    "A difference with its interval, its verdict (or its `change`), and in how many seeds the seed's own excludes zero."
+    alone = f'; {seeds_in_words(c)}' if c['seed_intervals'] else ''
+    return f'{format_interval(c)} ({said(c)}{alone})'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #05102870
-SEEDS_NOTE = 'behind a verdict: in how many of the seeds the difference is above zero'
+SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies on the side of zero of the difference'
 
 
 def difference_cell(c: dict, said=verdict) -> str:
     "As `format_difference`, in short for a table; `SEEDS_NOTE` belongs below it."
-    above = ' {}/{}'.format(*_seeds_above_zero(c)) if c['by_seed'] else ''
-    return f'{format_interval(c)} {said(c)}{above}'
+    n, of = next(iter(seeds_apart(c).values())), len(c['seed_intervals'])
+    return f'{format_interval(c)} {said(c)}' + (f' {n}/{of}' if of else '')
 
 
 def forest_rows(found: dict) -> list:  # label -> comparison

@@ -8,8 +8,8 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTE
            'STATES_LIMIT', 'TRADE', 'ZERO_SHOT_ROWS', 'compodiff_entries', 'zero_shot_entries', 'with_guidance',
            'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark',
            'evenly', 'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads',
-           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'sampler_note',
-           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
+           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words',
+           'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
            'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
            'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
            'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
@@ -297,13 +297,17 @@ def rerank_note(run: MatrixRun) -> str:
     return ''.join(f'{t}: orders the first {m.k} images of {m.of.title}.' for t, m in found.items())
 
 
+def steps_in_words(method: CompoDiffMethod) -> str:
+    "The number of steps of a sampler."
+    return f'{method.steps} step{"s" * (method.steps > 1)}'
+
+
 def sampler_note(run: MatrixRun) -> str:
     "How each CompoDiff samples."
     words = {}
     for e in compodiff_entries(run.entries):
         m = e.method
-        steps = f'{m.steps} step{"s" * (m.steps > 1)}'
-        words[e.title] = f'{steps}, w_I {m.w_image:g}, w_T {m.w_text:g}, {m.samples} sample a query'
+        words[e.title] = f'{steps_in_words(m)}, w_I {m.w_image:g}, w_T {m.w_text:g}, {m.samples} sample a query'
     return 'The sampler: ' + '; '.join(f'{title}: {said}' for title, said in words.items()) + '.'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00017
@@ -1245,7 +1249,8 @@ def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict,
     """The verdicts: baselines and rivals (`diffusion_leads`), forbidden results and masks (`search_effects`; `placed`
     is empty without drawn pairs)."""
     searches = [negative_words(negative), mask_words(masked), place_words(placed)]
-    parts = [cirr_words(run, found), against_baselines(run, found), *tuned_words(run, found), *searches]
+    sampler = f'Stage 2 ranks with {steps_in_words(zero_shot_entries(run.entries)[0].method)} of the sampler'
+    parts = [sampler, cirr_words(run, found), against_baselines(run, found), *tuned_words(run, found), *searches]
     return '. '.join(filter(None, parts))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b

@@ -6,21 +6,23 @@
 __all__ = ['CONTROL_ROWS', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'ONE_STEP', 'PREDICTS_X0', 'PREDICTS_NOISE',
            'PREDICTION_VARIANTS', 'CURVE_COLUMNS', 'PRINTED_METRICS', 'SETTING_FIELDS', 'PRINTED_BACKBONES',
            'benchmark_scores', 'rank_denoisers', 'train_denoisers', 'denoiser_differences', 'metric_titles',
-           'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name',
+           'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding',
+           'validation_queries', 'validation_scores', 'ChosenGuidance', 'choose_guidance', 'step_name', 'with_steps',
            'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'step_evidence', 'step_rows', 'step_count_figure',
-           'queries_per_second', 'step_count_table', 'step_finding', 'steps_note', 'printed_steps', 'mixture_table',
-           'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights',
-           'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure', 'caption_rankings',
-           'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
-           'forgetting_evidence', 'caption_comparisons', 'caption_forest', 'RandomDenoising', 'denoiser_training_rates',
-           'random_queries', 'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table', 'form_evidence',
-           'form_finding', 'published_parameters', 'projected_hours', 'projected_hours_table', 'denoiser_rate_table',
-           'denoiser_measurements', 'sampler_table', 'image_triplet_rates', 'image_triplet_table',
-           'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence',
-           'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_steps',
-           'state_differences', 'state_table', 'state_forest', 'state_finding', 'with_other_start', 'train_predictions',
-           'training_curves', 'loss_changes', 'steadiness_evidence', 'prediction_evidence', 'prediction_finding',
-           'prediction_figure', 'printed_variants', 'printed_captions', 'compared_settings', 'settings_table']
+           'queries_per_second', 'step_count_table', 'step_finding', 'guidance_words', 'chosen_table', 'chosen_note',
+           'steps_note', 'printed_steps', 'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes',
+           'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
+           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
+           'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
+           'RandomDenoising', 'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates',
+           'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters', 'projected_hours',
+           'projected_hours_table', 'denoiser_rate_table', 'denoiser_measurements', 'sampler_table',
+           'image_triplet_rates', 'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants',
+           'encoder_table', 'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states',
+           'trained_triplets', 'state_steps', 'state_differences', 'state_table', 'state_forest', 'state_finding',
+           'with_other_start', 'train_predictions', 'training_curves', 'loss_changes', 'steadiness_evidence',
+           'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants', 'printed_captions',
+           'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import json
@@ -31,6 +33,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from .. import api
 from ..api import Queries
 from ..backbones.denoiser import Denoiser, DenoiserShape
 from ..backbones.loading import load_backbone
@@ -64,10 +67,10 @@ from cis_nb.experiments.comparison import (
     uncertainty_bounds,
 )
 from .condvit_ablations import Variant
-from .diffusion import untrained_denoiser
+from .diffusion import evenly, guidance_grid, steps_in_words, untrained_denoiser, with_guidance
 from .entries import Entry, trained_entries, training_config, training_parameters, untrained_method
 from .matrix import MatrixRun, load_benchmarks, main_metric, main_rows, query_scores, rank_all
-from ..methods.late_fusion import BASELINES
+from ..methods.late_fusion import BASELINES, tuning_measure, validation_benchmark
 from .sweeps import SweepParameters, base_of, train_variants
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
@@ -77,7 +80,8 @@ from ..methods.diffusion import QueryNoise, add_noise, run_steps, sample_embeddi
 from ..mining.scene_edits import drawable_triplets, synthetic_shards
 from ..mining.synthetic import mine_keyword_triplets
 from ..mining.triplet_images import WorldGenerator, passed_filters, quantile_thresholds, scored_pairs
-from ..retrieval.protocol import result_rows
+from ..retrieval.metrics import METRICS
+from ..retrieval.protocol import pad_lists, result_rows
 from ..retrieval.statistics import bootstrap_ci
 from ..training.loop import BaseObjective, accelerator_for, adamw, update
 from ..train import settings, train_or_load
@@ -180,27 +184,81 @@ def differences_finding(run: MatrixRun, found: dict, base: str) -> str:
     return '. '.join(said)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000015
+def validation_queries(p: dict) -> dict:  # name -> Task
+    """The queries that choose guidance weights: at most `chosen_on` (0: all) of each task behind the main metrics of
+    the benchmarks of `p`, from another world or split. Unsolved for a benchmark that has no others."""
+    found = {}
+    for name in p['benchmarks']:
+        b = validation_benchmark(name.partition('=')[0], p['data'], 0 if p['world_seed'] else 1)
+        main = api.main_metrics()[b.name].task
+        tasks = {main: b.tasks[main]} if main in b.tasks else b.tasks
+        found |= {f'{b.name}/{key}': evenly(task, p['chosen_on']) for key, task in tasks.items()}
+    return found
+
+
+def validation_scores(grid: pd.DataFrame, tasks: dict) -> pd.Series:  # (w_image, w_text) -> percent
+    "The mean over tasks, seeds and queries of the metric by which a setting of a task is chosen."
+    points, parts = ['w_image', 'w_text'], []
+    for task in tasks.values():
+        metric, k = tuning_measure(task)
+        mine = grid[(grid.task == task.task) & (grid.protocol == task.protocol.id)]
+        scored = mine.assign(score=100 * METRICS[metric](pad_lists(mine.ranks, 0), k))
+        parts.append(scored.groupby(points).score.mean())
+    return sum(parts) / len(parts)
+
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #1cb6477f
+@dataclass
+class ChosenGuidance:
+    "The guidance weights of one number of steps."
+
+    steps: int
+    at: tuple  # w_image, w_text
+    score: float  # on the validation queries, percent
+    trained_score: float  # the same at the weights of the training
+    folders: list  # of the rankings
+
+
+def choose_guidance(entries: list, p: dict, tasks: dict) -> ChosenGuidance:
+    """The point of `w_images` and `w_texts` with the best score on `tasks` for entries of one number of steps, of
+    equals the smallest weights; the weights of the training are among them."""
+    m = entries[0].method
+    weights = [sorted({*map(float, p[name]), own}) for name, own in (('w_images', m.w_image), ('w_texts', m.w_text))]
+    grid, folders = guidance_grid(entries, tasks, *weights)
+    scores = validation_scores(grid, tasks)
+    return ChosenGuidance(m.steps, scores.idxmax(), scores.max(), scores[m.w_image, m.w_text], folders)
+
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #1f00084e
 def step_name(n: int) -> str:
     "The row of n steps."
     return f'steps_{n}'
 
 
-def rank_step_counts(p: dict) -> MatrixRun:
-    "The training of `p` with each number of `steps`, and the baselines, on its benchmarks. ValueError without steps."
+def with_steps(entry: Entry, n: int) -> Entry:
+    "The same training with n steps of the sampler."
+    m = replace(entry.method, steps=n)
+    return replace(entry, method=m, name=step_name(n), title=steps_in_words(m))
+
+
+def rank_step_counts(p: dict) -> tuple:  # MatrixRun, list of ChosenGuidance
+    """The training of `p` with each number of `steps`, each with its own guidance weights, and the baselines, on its
+    benchmarks. ValueError without steps."""
     if not p['steps']:
         raise ValueError('steps: there are none; give numbers of steps, for instance [1, 5, 10]')
+    tasks, chosen = validation_queries(p), []
 
     def others(model) -> list:
-        trained = trained_entries([p['training']], p['seeds'], model, p['device'])
-        return [
-            replace(e, method=replace(e.method, steps=n), name=step_name(n), title=f'{n} step' + 's' * (n > 1))
-            for n in p['steps']
-            for e in trained
-        ]
+        trained, found = trained_entries([p['training']], p['seeds'], model, p['device']), []
+        for n in progress(p['steps'], 'guidance', 'number of steps'):
+            sampled = [with_steps(e, n) for e in trained]
+            chosen.append(choose_guidance(sampled, p, tasks))
+            found += [with_guidance(e, *chosen[-1].at) for e in sampled]
+        return found
 
-    return rank_denoisers(p | dict(shorter={}), others)
+    run = rank_denoisers(p | dict(shorter={}), others)
+    run.folders += [folder for c in chosen for folder in c.folders]
+    return run, chosen
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #9b70b06d
 def sampler_seconds(method: CompoDiffMethod, steps: list, rows: int, repeats: int, seed: int = 0) -> dict:
     """Seconds for `rows` queries by number of steps (Estimates): the text is read, the conditions are projected, the
     embedding is sampled. The reference features are given."""
@@ -315,8 +373,9 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
     return pd.DataFrame(table)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
-def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int) -> str:
-    "Scores at the fewest, five and the most steps beside `base` steps, the late fusions, and the times, in words."
+def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int, chosen: list) -> str:
+    """Scores at the fewest, five and the most steps beside `base` steps, the late fusions, the chosen guidance weights,
+    and the times, in words."""
     steps, said = sorted(alone), []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in alone and n != base]
     for name, title in metric_titles(run).items():
@@ -327,17 +386,34 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: in
         said.append(f'{head}; minus that, steps: {", ".join(less)}; {", ".join(sums)}')
     rates = queries_per_second(batch, rows)
     ms = ', '.join(f'{n}: {1000 * alone[n].value:.0f} ms' for n in dict.fromkeys([steps[0], base, steps[-1]]))
-    return (
-        '. '.join(said) + f'. One query alone, steps: {ms}; {rates[base].value:,.0f} queries/s with {base} in batches'
-    )
+    said.append(f'Guidance weights w_I / w_T, chosen on validation queries, steps: {guidance_words(chosen)}')
+    said.append(f'One query alone, steps: {ms}; {rates[base].value:,.0f} queries/s with {base} in batches')
+    return '. '.join(said)
+
+
+def guidance_words(chosen: list) -> str:
+    "The chosen weights of each number of steps (`chosen`: of ChosenGuidance)."
+    return ', '.join(f'{c.steps}: {c.at[0]:g} / {c.at[1]:g}' for c in chosen)
+
+
+def chosen_table(chosen: list) -> pd.DataFrame:
+    "The chosen weights with their scores on the validation queries, beside the weights of the training."
+    rows = [[c.steps, f'{c.at[0]:g}', f'{c.at[1]:g}', f'{c.score:.1f}', f'{c.trained_score:.1f}'] for c in chosen]
+    return pd.DataFrame(rows, columns=['steps', 'w_I', 'w_T', 'score, %', 'at the weights of the training, %'])
+
+
+def chosen_note(p: dict) -> str:
+    "Which queries have chosen, and among which weights."
+    tasks, weights = validation_queries(p), [', '.join(f'{w:g}' for w in p[name]) for name in ('w_images', 'w_texts')]
+    asked = ', '.join(f'{len(t)} of {name} ({t.protocol.id})' for name, t in tasks.items())
+    return f'queries: {asked}; w_I of {weights[0]}, w_T of {weights[1]}, and those of the training; mean over seeds'
 
 
 def steps_note(p: dict, run: MatrixRun) -> str:
     "One line on the sampler and the training."
     m, c = run.entries[-1].method, settings(training_parameters(p['training']), p['training'])
     return (
-        f'{c.backbone}; guidance weights {m.w_image:g} (reference) and {m.w_text:g} (text);'
-        f' {m.samples} sample(s) a query; training of {c.steps:,} steps of {c.batch_size};'
+        f'{c.backbone}; {m.samples} sample(s) a query; training of {c.steps:,} steps of {c.batch_size};'
         f' seeds {", ".join(map(str, p["seeds"]))}; medians of {p["repeats"]} measurements'
     )
 

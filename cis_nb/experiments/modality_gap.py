@@ -244,7 +244,7 @@ def words_table(stats: pd.DataFrame, titles: dict) -> pd.DataFrame:
     )
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #a0b5d16b
-def gap_differences(entries: list, a: str, b: str, seed: int = 0) -> dict:  # diff, low, high, by_seed
+def gap_differences(entries: list, a: str, b: str, seed: int = 0) -> dict:  # diff, low, high, by_seed, seed_intervals
     "How much wider the gap of words of variant `a` is than that of `b`, in hundredths; seeds and images are redrawn."
     of = {(e.name, e.seed): e for e in entries}
     apart = []
@@ -254,7 +254,8 @@ def gap_differences(entries: list, a: str, b: str, seed: int = 0) -> dict:  # di
     apart = np.array(apart)  # (S,500)
     means = (seed_shares(len(apart), apart.shape[1], np.random.default_rng(seed)).T * apart).sum(0)
     low, high = np.percentile(means, [2.5, 97.5])
-    return dict(diff=float(apart.mean()), low=float(low), high=float(high), by_seed=apart.mean(1).tolist())
+    alone = dict(by_seed=apart.mean(1).tolist(), seed_intervals=np.percentile(apart, [2.5, 97.5], axis=1).T.tolist())
+    return dict(diff=float(apart.mean()), low=float(low), high=float(high), **alone)
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #f7e35d68
 def distribution_gaps(

@@ -116,7 +116,7 @@ def hierarchical_bootstrap(
     seed: int = 0,
     groups=None,  # (Q,) as for `bootstrap_ci`
     families=None,
-) -> tuple:  # mean, (n,) resampled means, (n,) the same with the seeds as they are
+) -> tuple:  # mean, (n,) resampled means, parts of (n,S): the same queries with each seed as it is
     "Mean of the tasks' means over seeds and queries; ValueError without values or with NaN."
     values = np.concatenate([np.asarray(v, float) for v in parts], 1)
     tasks, resamples = _task_resamples(values, groups, families, n, seed)
@@ -125,7 +125,7 @@ def hierarchical_bootstrap(
     equal = np.concatenate([np.full(S, 1 / S) for S in sizes])
     means = np.mean(resamples, axis=0)
     value = np.mean([values[t].mean(0) for t in tasks], axis=0) @ equal
-    return float(value), (means * shares).sum(1), means @ equal
+    return float(value), (means * shares).sum(1), np.split(means, np.cumsum(sizes)[:-1], axis=1)
 
 # %% ../../nbs/02a_retrieval/01_statistics.ipynb #afb56f5f
 def holm(p_values) -> np.ndarray:  # (m,)

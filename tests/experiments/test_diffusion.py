@@ -196,7 +196,7 @@ def test_an_effect_is_the_paired_difference_of_each_seed():
     names = dict(none='no', forbidden='with'), dict(compodiff='C'), dict(forbidden='bad')
     table = searches_table(found, effects, *names)
     assert table.bad[0] == '40.0' and table.bad[1].startswith('10.0; Δ −30.0 [')
-    assert table.bad[1].endswith('] lower 0/2')  # fewer of them are no loss
+    assert table.bad[1].endswith('] lower 2/2')  # fewer of them are no loss
     assert most_changed(found, 'compodiff', 'forbidden', 'none', 'forbidden', 0, 2) == ['2', '0']
 
 
