@@ -526,7 +526,7 @@ def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 're
     """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds.
     R@1 below the least chance is drawn there."""
     tasks = shown_tasks(run)
-    fig, axes = page(2.6 + 0.09 * len(run.titles), cols=len(tasks), squeeze=False)
+    fig, axes = page(3.0 + 0.09 * len(run.titles), cols=len(tasks), squeeze=False)
     axes = axes[0]
     for ax, task in zip(axes, tasks):
         mine = results[(results.task == task) & (results.metric == metric) & (results.k == 1)]
