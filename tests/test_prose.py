@@ -12,7 +12,7 @@ from projects import ROOT
 
 from cis_nb.experiments import matrix
 
-PAGES = sorted(p for part in ('06', '07', '08', '09') for p in (ROOT / 'nbs').glob(f'{part}_*/*.ipynb'))
+PAGES = sorted((ROOT / 'nbs').rglob('*.ipynb'))  # pages of results, and library pages, whose examples are results too
 RERUN = {  # page -> parameters in place of its defaults
     '06_evaluation/composed_retrieval': {},
     '06_evaluation/pseudo_words_genecis': {},
@@ -57,8 +57,8 @@ def cells(page: Path) -> list:
     return [(c['cell_type'], ''.join(c['source'])) for c in json.loads(page.read_text(encoding='utf-8'))['cells']]
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
-def test_no_text_of_a_result_page_says_which_method_is_ahead(page):
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: f'{p.parent.name}-{p.stem}')
+def test_no_text_of_a_page_says_which_method_is_ahead(page):
     assert [s for kind, text in cells(page) if kind == 'markdown' for s in verdicts(text)] == []
 
 

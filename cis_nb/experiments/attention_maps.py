@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PICTURE_SIDE', 'LEVELS', 'patch_geometry', 'SubPatchShifts', 'class_attention', 'condvit_methods', 'shown_references',
            'enlarged', 'picture', 'heat', 'attention_figure', 'points_at', 'visible_queries', 'pointing_hits',
-           'pointing_table', 'pointing_note', 'last_tokens', 'TokenComponent', 'token_component', 'component_of',
-           'thresholded', 'component_figure']
+           'pointing_table', 'pointing_note', 'last_tokens', 'TokenComponent', 'centre_lead', 'token_component',
+           'component_of', 'thresholded', 'component_figure']
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #ef350fd8
 import math
@@ -262,6 +262,15 @@ class TokenComponent:
         return float(np.quantile(self.values.numpy(), share))
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #80e44263
+def centre_lead(values) -> float:  # (Q,P)
+    "The mean of square maps within the middle half of each side minus that around it."
+    side = math.isqrt(values.shape[1])
+    maps = values.reshape(-1, side, side)
+    middle = torch.zeros(side, side, dtype=bool)
+    middle[side // 4 : side - side // 4, side // 4 : side - side // 4] = True
+    return float(maps[:, middle].mean() - maps[:, ~middle].mean())
+
+
 def token_component(tokens, conditions: list) -> TokenComponent:  # (Q,P,W), the condition of each query
     "The first component over the patches of many queries."
     named = np.array(conditions)
@@ -269,7 +278,7 @@ def token_component(tokens, conditions: list) -> TokenComponent:  # (Q,P,W), the
     centred = (tokens - torch.stack([means[c] for c in conditions])[:, None]).flatten(0, 1)
     _, S, V = torch.linalg.svd(centred, full_matrices=False)
     values = centred @ V[0]
-    sign = 1 if (values**3).mean() >= 0 else -1
+    sign = 1 if centre_lead(values.reshape(tokens.shape[:2])) >= 0 else -1
     whole = ((tokens - tokens.mean((0, 1))) ** 2).sum()
     share, between = float(S[0] ** 2 / (S**2).sum()), float(1 - (centred**2).sum() / whole)
     return TokenComponent(means, sign * V[0], sign * values, share, between)

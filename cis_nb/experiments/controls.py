@@ -502,7 +502,7 @@ def seconds_sentence(times: pd.DataFrame, settings: ControlSettings, images: int
     slow, n = int((whole > limit).sum()), len(whole)
     said = f'all {n} within' if not slow else f'{slow} of {n} over'
     return (
-        f'An answer of {len(set(times.what)) - 2} methods among {images:,} images, with the images shown, took '
+        f'A search of {images:,} images by {len(set(times.what)) - 2} methods, with the results shown, took '
         f'{whole.median():.2f} s in the median and {whole.max():.2f} s at most ({settings.steps} steps, '
         f'CPU threads: {torch.get_num_threads()} of {os.cpu_count()} cores), {said} {limit:g} s'
     )
@@ -789,5 +789,5 @@ def shown_panel(panel_of, report: bool):
         return panel_of().box
     return Markdown(
         'The controls need a running notebook: `make lab`, open `06_evaluation/controls.ipynb`, run all cells. '
-        'Below are answers to fixed settings.'
+        'Below are results under fixed settings.'
     )

@@ -5,23 +5,24 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS',
            'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS', 'MASK_TITLES', 'MASK_PAIRS',
-           'STATES_LIMIT', 'TRADE', 'ZERO_SHOT_ROWS', 'compodiff_entries', 'zero_shot_entries', 'with_guidance',
-           'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences', 'one_benchmark',
-           'evenly', 'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks', 'diffusion_leads',
-           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words',
-           'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
-           'over_seeds_by_metric', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
-           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
-           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid',
-           'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
-           'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
-           'beside_words', 'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence',
-           'points_note', 'grid_results', 'guidance_finding', 'trade_words', 'negative_words', 'mask_words',
-           'place_words', 'tuned_words', 'against_baselines', 'cirr_words', 'compodiff_finding', 'control_evidence',
-           'zero_shot_evidence', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'compodiff_evidence']
+           'STATES_LIMIT', 'TRADE', 'ZERO_SHOT_ROWS', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries',
+           'with_guidance', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences',
+           'one_benchmark', 'evenly', 'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks',
+           'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note',
+           'steps_in_words', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
+           'beside_printed', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
+           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
+           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
+           'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share',
+           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
+           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
+           'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point',
+           'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
+           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
+           'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
+           'trade_words', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines',
+           'cirr_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -395,12 +396,13 @@ def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
     t = PRINTED[which]
     columns, mine = printed_columns(t), over_seeds_by_metric(run, t.benchmark)
     printed = read_printed(t.numbers, keep_default_na=False, dtype=str)
+    queries = count_queries(run, t.benchmark)
     rows, shown = [], set()
 
     def ours(name):
         n = max((r.seeds for key, r in mine.items() if key[0] == name), default=0)
         values = [mine.get((name, *to)) for to, _ in columns.values()]
-        said = 'this run' + (f', mean of {n} seeds' if n > 1 else '')
+        said = f'this run, {queries:,} queries' + (f', mean of {n} seeds' if n > 1 else '')
         return [said, *(f'{r.value:.1f}' if r else '–' for r in values)]
 
     for (method, backbone, setting), g in printed.groupby(['method', 'backbone', 'setting'], sort=False):
@@ -423,6 +425,12 @@ def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, ta
         found |= {(r.method, r.task, metric, r.k): r for r in over_seeds(rows).itertuples()}
     return found
 
+
+def count_queries(run: MatrixRun, benchmark: str) -> int:
+    "The queries of a benchmark, by the part of its name before a slash; one that stands in two tasks counts once."
+    mine = run.per_query[run.per_query.benchmark.str.split('/').str[0] == benchmark]
+    return mine.query_id.nunique()
+
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001b
 def recall_of_draws(per_query: pd.DataFrame) -> pd.DataFrame:  # method, draw of the objects, value
     "R@1 on object composition by the draw of the cut-out objects, in percent; mean over seeds."
@@ -436,7 +444,7 @@ def composition_table(run: MatrixRun) -> pd.DataFrame:
     "R@1 of each draw and their mean: the paper's rows and this run's."
     printed = read_printed('compodiff_coco_objects', keep_default_na=False)
     trial = printed.setting.str.extract('trial=(.*)$')[0]
-    rows = []
+    rows, queries = [], count_queries(run, 'composition')
     for (method, backbone, setting), g in printed.assign(trial=trial).groupby(
         ['method', 'backbone', printed.setting.str.replace(';trial=.*', '', regex=True)], sort=False
     ):
@@ -446,7 +454,9 @@ def composition_table(run: MatrixRun) -> pd.DataFrame:
         rows[-1]['mean'] = value['average']
     for m, g in recall_of_draws(run.per_query).groupby('method', sort=False):
         cells = {f'draw {d + 1}': v for d, v in zip(g.objects, g.value)}
-        rows.append(dict(method=run.titles[m], regime='', of='this run', **cells, mean=g.value.mean()))
+        rows.append(
+            dict(method=run.titles[m], regime='', of=f'this run, {queries:,} queries', **cells, mean=g.value.mean())
+        )
     table = pd.DataFrame(rows).rename(columns=dict(of='numbers of'))
     return table[[c for c in table if c != 'mean'] + ['mean']]
 
@@ -494,17 +504,17 @@ class _Line(dict):
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00021
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    "Images whose things are known from panoptic labels."
+    "Images whose objects are known from panoptic labels."
 
     source: ImageSource
     ids: list  # N
     things: list  # C names
     shown: np.ndarray  # (N,C) bool
     masks: Path  # folder of the segments
-    segments: dict  # (image, thing) -> numbers of segments
+    segments: dict  # (image, object) -> numbers of segments
 
     def mask(self, id: str, thing: str) -> np.ndarray:  # (64,64) bool
-        "The part of an image, as a centred square, that a thing covers; KeyError for a thing that it does not show."
+        "The part of an image, as a centred square, that an object covers; KeyError for one that it does not show."
         with Image.open(self.masks / f'{id}.png') as im:
             numbers = np.asarray(im.convert('RGB'), np.int64) @ [1, 256, 65536]
         side = min(numbers.shape)
@@ -513,7 +523,7 @@ class LabelledImages:
         return edit_mask(np.isin(square, self.segments[id, thing]).astype(np.int16), [0])
 
     def of(self, id: str) -> list:  # names
-        "The things that an image shows."
+        "The objects that an image shows."
         return [self.things[c] for c in np.flatnonzero(self.shown[self.ids.index(id)])]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #4bf68ea2
@@ -540,8 +550,8 @@ def labelled_images(root) -> LabelledImages:
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00024
 def negative_queries(images: LabelledImages, n: int, seed: int = 0, without=()) -> pd.DataFrame:
-    """At most `n` queries: query_id, reference, condition, wanted, forbidden, other (names of things); references in
-    `without` are left out. ValueError if no other image shows two things and leaves two out that others show."""
+    """At most `n` queries: query_id, reference, condition, wanted, forbidden, other (names of objects); references in
+    `without` are left out. ValueError if no other image shows two objects and leaves two out that others show."""
     rng, rows, without = np.random.default_rng(seed), [], {*without}
     frequent = images.shown.any(0)
     for k in rng.permutation(len(images.ids)):
@@ -554,12 +564,12 @@ def negative_queries(images: LabelledImages, n: int, seed: int = 0, without=()) 
         if len(rows) == n:
             break
     if not rows:
-        raise ValueError(f'images: none of {len(images.ids)} shows two things and lacks two that others show')
+        raise ValueError(f'images: none of {len(images.ids)} shows two objects and lacks two that others show')
     return pd.DataFrame(rows, columns=['query_id', 'reference', 'condition', 'wanted', 'forbidden', 'other'])
 
 
 def shows(images: LabelledImages, top: list, things) -> np.ndarray:  # (Q,k) bool
-    "Which of the first `k` images of each query show the thing of the query."
+    "Which of the first `k` images of each query show the object of the query."
     row, column = {i: k for k, i in enumerate(images.ids)}, {t: c for c, t in enumerate(images.things)}
     return np.array([[images.shown[row[i], column[t]] for i in best] for best, t in zip(top, things)])
 
@@ -609,7 +619,7 @@ def edited_sum(backbone, images: LabelledImages = None, q: pd.DataFrame = None, 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00029
 NEGATIVE_SEARCHES = dict(none=None, forbidden='forbidden', other='other')  # search -> column of its negative text
-NEGATIVE_TITLES = dict(none='no negative text', forbidden='the forbidden thing', other='another thing')
+NEGATIVE_TITLES = dict(none='no negative text', forbidden='the forbidden object', other='another object')
 NEGATIVE_PAIRS = (('forbidden', 'none'), ('other', 'none'), ('forbidden', 'other'))  # searches that are compared
 
 
@@ -667,7 +677,7 @@ def effect_forest(effects: dict, pairs: dict, score: str, titles: dict, title: s
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002d
 def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # table of Q, (Q,64,64) bool
     """At most `n` queries (query_id, reference, condition, wanted, masked, outside: a list) and their masks. ValueError
-    if no image shows a thing with a mask beside another thing."""
+    if no image shows an object with a mask beside another object."""
     rng, rows, masks = np.random.default_rng(seed), [], []
     frequent = images.shown.any(0)
     for k in rng.permutation(len(images.ids)):
@@ -684,13 +694,13 @@ def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # tab
         if len(rows) == n:
             break
     if not rows:
-        raise ValueError(f'images: none of {len(images.ids)} shows a thing with a mask beside another thing')
+        raise ValueError(f'images: none of {len(images.ids)} shows an object with a mask beside another object')
     columns = ['query_id', 'reference', 'condition', 'wanted', 'masked', 'outside']
     return pd.DataFrame(rows, columns=columns), torch.from_numpy(np.stack(masks))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #8c99c3d8
 def kept_share(images: LabelledImages, top: list, outside) -> list:  # Q lists of k shares
-    "The share of the things outside the mask that each of the first images shows."
+    "The share of the objects outside the mask that each of the first images shows."
     row, column = {i: k for k, i in enumerate(images.ids)}, {t: c for c, t in enumerate(images.things)}
     return [[images.shown[row[i], [column[t] for t in o]].mean() for i in best] for best, o in zip(top, outside)]
 
@@ -705,7 +715,7 @@ def box_masks(masks) -> torch.Tensor:  # (Q,M,M) bool -> (Q,M,M) bool
     return between(rows)[:, :, None] & between(columns)[:, None, :]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #0a4ff28e
-MASK_TITLES = dict(none='no mask', mask='mask of the thing', box='box around it')
+MASK_TITLES = dict(none='no mask', mask='mask of the object', box='box around it')
 MASK_PAIRS = (('mask', 'none'), ('box', 'none'))
 
 
@@ -849,7 +859,7 @@ def edit_holds(edit, reference, scene) -> bool:
 
 
 def looks_of(scene) -> set:  # of (category, look)
-    "Every thing of a scene with its look."
+    "Every object of a scene with its look."
     return {(t.category, *(getattr(t, k) for k in LOOK_ATTRIBUTES)) for t in scene.things}
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #1be0e4f0
@@ -1188,17 +1198,17 @@ def _said_beside(effects: dict, words: dict, rival: str, of: tuple) -> str:
 def negative_words(effects: dict) -> str:
     "What a negative text does to the share of forbidden results, beside the control and the rival."
     of = ('forbidden', 'none', 'forbidden')
-    other = {'against a negative text of another thing': (ZERO_SHOT, 'forbidden', 'other', 'forbidden')}
+    other = {'against a negative text of another object': (ZERO_SHOT, 'forbidden', 'other', 'forbidden')}
     beside = _said_beside(effects, other, 'a subtraction from Image + Text', of)
     said = format_difference(effects[ZERO_SHOT, *of], change)
-    return f'Share of results with the forbidden thing, negative text − none {said} ({beside})'
+    return f'Share of results with the forbidden object, negative text − none {said} ({beside})'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #037c6177
 def mask_words(effects: dict) -> str:
     "Whether a mask localises the edit, beside the box around it and the rival."
     of = ('mask', 'none', 'localised')
     others = {
-        'things outside the mask kept': (ZERO_SHOT, 'mask', 'none', 'kept'),
+        'objects outside the mask kept': (ZERO_SHOT, 'mask', 'none', 'kept'),
         'the box around it': (ZERO_SHOT, 'box', 'none', 'localised'),
     }
     beside = _said_beside(effects, others, 'Image + Text without the masked part', of)
@@ -1258,7 +1268,7 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
     "C19: a negative text lowers the share of forbidden results, also against another one; a mask localises the edit."
     found = {
         'forbidden results, no negative text − with it': ('none', 'forbidden'),
-        'forbidden results, negative text of another thing − with it': ('other', 'forbidden'),
+        'forbidden results, negative text of another object − with it': ('other', 'forbidden'),
     }
     lines = [
         claim_evidence(search_effect(negative, ZERO_SHOT, a, b, 'forbidden', seed), words)
@@ -1320,22 +1330,44 @@ def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
     }
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #c48d26f3
+COMPOSITION_ORDER = [('pic2word', 'combiner_synthetic'), ('pic2word', ZERO_SHOT)]  # C07, besides the sum's lead
+
+
 def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
-    "C07 (R@1 of the sum minus each learned method of the paper) and C08, where object composition was ranked."
+    """C07 (R@1 of the sum minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
+    object composition was ranked."""
     mine = whole_references(run.per_query[run.per_query.benchmark == 'composition'])
-    there = [m for m in (ZERO_SHOT, *ZERO_SHOT_ROWS, 'lincir') if {m, 'image_text'} <= set(mine.method)]
-    lines = []
-    for m in there:
-        found = compare(mine, 'image_text', m, seed=seed)
-        role = OWN_COMPARISON if m == 'lincir' else ''
-        lines.append(claim_evidence(found, f'composition R@1, {run.titles["image_text"]} − {run.titles[m]}', role))
-    missing = [untested(f'composition, {api.method_style(m).title}') for m in ZERO_SHOT_ROWS if m not in there]
-    spread = spread_over_draws(run) if 'image_text' in set(mine.method) else None
-    return ({'C07': lines + missing} if lines else {}) | ({'C08': [spread]} if spread else {})
+    there, lines = {*mine.method}, []
+    for a, b in [*(('image_text', m) for m in (ZERO_SHOT, *ZERO_SHOT_ROWS, 'lincir')), *COMPOSITION_ORDER]:
+        what = f'composition R@1, {" − ".join(api.method_style(m).title for m in (a, b))}'
+        own = dict(role=OWN_COMPARISON) if b == 'lincir' else {}
+        if {a, b} <= there:
+            lines.append(claim_evidence(compare(mine, a, b, seed=seed), what) | own)
+        elif not own:
+            lines.append(untested(what))
+    spread = spread_over_draws(run) if 'image_text' in there else None
+    tested = any(c.get('role') != UNTESTED for c in lines)
+    return ({'C07': lines} if tested else {}) | ({'C08': [spread]} if spread else {})
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #b0ad7072
+@torch.no_grad()
+def gallery_evidence(run: MatrixRun, images: int = 8) -> list:  # of lines
+    "C19: the gallery features of CompoDiff are those of the backbone, encoded again from some images."
+    source, found = next(iter(run.sets.values())).source, []
+    for e in zero_shot_entries(run.entries)[:1]:
+        ids, b = source.ids[:images], e.backbone
+        again = b.encode_image(torch.stack([b.preprocess(source.load(i)) for i in ids]).to(b.device)).cpu()
+        kept = e.method.encode_gallery(source)[ids]
+        least = 100 * float(torch.cosine_similarity(kept, again.float()).min())
+        measured = dict(what='gallery features of CompoDiff and of its backbone, smallest cosine × 100', unit='')
+        about = dict(measured=measured | dict(diff=least, low=least, high=least), asked='99.9 or more', n=len(ids))
+        same = dict.fromkeys(('diff', 'low', 'high'), least - 99.9)
+        found.append(dict(what=measured['what'], role=BY_CONSTRUCTION, **about, **same))
+    return found
 
 
 def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> dict:
     "Claim -> lines of evidence."
-    found = {'C19': control_evidence(negative, masked, placed, seed)} | composition_evidence(run, seed)
-    found |= rivals_evidence(run, seed)
+    searches = control_evidence(negative, masked, placed, seed) + gallery_evidence(run)
+    found = {'C19': searches} | composition_evidence(run, seed) | rivals_evidence(run, seed)
     return {claim: lines for claim, lines in found.items() if any(c.get('role') != UNTESTED for c in lines)}

@@ -472,16 +472,17 @@ def paper_pic2word_means() -> pd.DataFrame:
     return printed_table(printed.assign(backbone=source), heading, ['backbone', 'method'])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #3924f4a6
-def printed_and_run(printed: pd.DataFrame, mine: pd.DataFrame, names: list) -> pd.DataFrame:
+def printed_and_run(printed: pd.DataFrame, mine: pd.DataFrame, names: list, queries: list) -> pd.DataFrame:
     """Printed rows (method, backbone, values) and below those of a method its row of this run.
 
     `mine`: from `score_table`, whose headings are those of `printed` where both have a value; `names`: the titles of
-    the methods of `mine` to be shown."""
+    the methods of `mine` to be shown; `queries`: how many each benchmark has."""
     heads = [c for c in printed if c not in ('backbone', 'method')]
     ours = mine.set_index(mine.columns[0]).reindex(columns=heads).fillna('–')
+    run = f'this run, {" and ".join(f"{n:,}" for n in queries)} queries'
     rows = []
     for method in dict.fromkeys([*printed.method, *names]):
         theirs = printed[printed.method == method]
         rows += [[method, f'paper, {r["backbone"]}', *(f'{r[h]:.2f}' for h in heads)] for _, r in theirs.iterrows()]
-        rows += [[method, 'this run', *ours.loc[method]]] if method in names else []
+        rows += [[method, run, *ours.loc[method]]] if method in names else []
     return pd.DataFrame(rows, columns=['method', 'numbers of', *heads])

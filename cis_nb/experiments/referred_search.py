@@ -10,15 +10,16 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES'
            'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
            'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes',
            'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
-           'category_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note',
-           'distractor_figure', 'leads', 'compared_note', 'referred_finding', 'text_alone_note', 'text_lead',
-           'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
-           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
-           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
-           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title',
-           'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'filter_gain',
-           'lead_line', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'accuracy_lines',
-           'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'category_chance', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
+           'shown_tasks_note', 'recall_axis', 'distractor_figure', 'leads', 'compared_note', 'referred_finding',
+           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category',
+           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
+           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery',
+           'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note',
+           'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall',
+           'falls', 'filter_gain', 'lead_line', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy',
+           'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes',
+           'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
@@ -28,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from .. import api
 from ..api import Queries, Unsolved
@@ -478,6 +480,11 @@ def category_chance(task, distractors: int) -> float:
     return 100 * float(np.mean([share[task.category_of[t]] for t in query_targets(task).values()]))
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #004fa046
+def format_chance(percent: float) -> str:
+    "Two decimals, and three significant digits below 0.1 percent."
+    return f'{percent:.2f}' if percent >= 0.1 else f'{percent:.3g}'
+
+
 def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', k: int = 1) -> pd.DataFrame:
     "R@K of each method and of chance in the galleries of a table, and Cat@1 among all distractors."
     mine, t, last = results[results.task == task], run.benchmark.tasks[task], run.steps[-1]
@@ -487,7 +494,7 @@ def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', 
     for metric, cut, n, name in chosen:
         rows = over_seeds(mine[(mine.metric == metric) & (mine.k == cut) & (mine.distractors == n)])
         guess = 100 * k / len(gallery_among(t, n)) if metric == 'recall' else category_chance(t, n)
-        columns[name] = {r.method: format_uncertainty(r) for r in rows.itertuples()} | {'': f'{guess:.2f}'}
+        columns[name] = {r.method: format_uncertainty(r) for r in rows.itertuples()} | {'': format_chance(guess)}
     return pd.DataFrame(columns).loc[[*columns['method']]].fillna('–').reset_index(drop=True)
 
 
@@ -512,21 +519,35 @@ def shown_tasks_note(run: ReferredRun) -> str:
     return f'The figures show the methods {" and ".join(map(under, shown_tasks(run)))}.'
 
 
+def recall_axis(ax, of_chance: dict):  # distractors -> R@1 of chance
+    "A logarithmic axis of R@1 that ends at the least chance; chance is a dotted line."
+    ax.plot([*of_chance], [*of_chance.values()], color=color('grey'), ls=':', label='Chance')
+    ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * min(of_chance.values()), None))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
 def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall'):
-    "R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds."
+    """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds.
+    R@1 below the least chance is drawn there."""
     tasks = shown_tasks(run)
-    fig, axes = page(2.6 + 0.09 * len(run.titles), cols=len(tasks), squeeze=False)
+    fig, axes = page(3.0 + 0.09 * len(run.titles), cols=len(tasks), squeeze=False)
     axes = axes[0]
     for ax, task in zip(axes, tasks):
         mine = results[(results.task == task) & (results.metric == metric) & (results.k == 1)]
+        of_chance = {n: 100 / len(gallery_among(run.benchmark.tasks[task], n)) for n in run.steps}
         for m, some in mine.groupby('method', sort=False):
             by = some.groupby('distractors').value.agg(['mean', 'min', 'max'])
+            by = by.clip(lower=min(of_chance.values())) if metric == 'recall' else by
             style = line_style(m)
             ax.plot(by.index, by['mean'], marker='o', ms=3, label=run.titles[m], **style)
             ax.fill_between(by.index, by['min'], by['max'], color=style['color'], alpha=0.15)
         ax.set_xscale('symlog', linthresh=max(1, run.steps[1] if len(run.steps) > 1 else 1))
-        name = dict(recall='R@1', cat_acc='Cat@1')[metric]
-        ax.set(xlabel='distractors', ylabel=f'{name} (%)', ylim=(0, None), title=condition_title(task))
+        if metric == 'recall':
+            recall_axis(ax, of_chance)
+        else:
+            ax.set(ylabel='Cat@1 (%)', ylim=(0, None))
+        ax.set(xlabel='distractors', title=condition_title(task))
         ax.grid(axis='y')
     method_legend(fig, axes)
     return fig
@@ -573,8 +594,8 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     behind = ' and '.join(f'{len(ms & beaten)} of {len(ms)} {name}' for name, ms in groups.items() if ms)
     return (
         f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %, '
-        f'{mean[method] / guess:,.0f} times chance{_cat_at_1(mine, method)}; strongest rival {title[strongest]} '
-        f'{mean[strongest]:.1f} %, difference {format_difference(gains[strongest])}; better than '
+        f'{mean[method] / guess:,.0f} times chance, {format_chance(guess)} %{_cat_at_1(mine, method)}; strongest rival '
+        f'{title[strongest]} {mean[strongest]:.1f} %, difference {format_difference(gains[strongest])}; better than '
         f'{behind}'
     )
 

@@ -408,7 +408,7 @@ class MaskedTower:
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000020
 def world_mask(id: str, rng) -> tuple:  # mask (64,64) bool
-    "One visible thing of the drawn scene of an image, by the name of its file."
+    "One visible object of the drawn scene of an image, by the name of its file."
     _, segments = render(caption_scene(id), MASK_SIDE, with_segments=True)
     things = sorted(visible_boxes(segments))
     return edit_mask(segments, [things[rng.integers(len(things))] - 1])

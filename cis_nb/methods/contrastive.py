@@ -100,7 +100,7 @@ def auc(
     scores,  # (N,)
     there,  # (N,) bool
 ) -> float:
-    "Chance that an image with the thing scores above one without; ties count half."
+    "Chance that an image with the object scores above one without; ties count half."
     rank, y = pd.Series(np.asarray(scores, np.float64)).rank().to_numpy(), np.asarray(there, bool)
     p, n = y.sum(), (~y).sum()
     return float((rank[y].sum() - p * (p + 1) / 2) / (p * n)) if p and n else float('nan')

@@ -97,7 +97,7 @@ TEMPLATES = (
 
 
 def world_concepts() -> list:
-    "The names of all things of the world."
+    "The names of all objects of the world."
     return [name for t in THINGS for name in THING_NOUNS.get(t, (t,))]
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #076940c2
@@ -161,7 +161,7 @@ def nearest_concepts(
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #cb446f17
 def described(rng) -> str:
-    "The look, place and neighbours of a thing of the world, worded like conditions."
+    "The look, place and neighbours of an object of the world, worded like conditions."
     places = [w for words in PLACE_WORDS.values() for w in words]
     ways = (
         lambda: f'is {rng.choice(tuple(COLORS))}',
@@ -174,7 +174,7 @@ def described(rng) -> str:
 
 
 def beside(rng) -> str:
-    "Only which other things there are, in no wish's words."
+    "Only which other objects there are, in no wish's words."
     return rng.choice(['stands near', 'goes with', 'hides behind']) + ' ' + with_article(str(rng.choice(THINGS)))
 
 
@@ -182,7 +182,7 @@ GRAMMARS = {WORLD: described, 'beside': beside}
 
 
 def grammar(name: str, concept: str, n: int, rng) -> list:
-    "Phrases about a thing of the world."
+    "Phrases about an object of the world."
     return [f'a photo of {concept} that {GRAMMARS[name](rng)}' for _ in range(n)]
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #8b65a581

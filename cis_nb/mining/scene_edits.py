@@ -54,16 +54,16 @@ from ..world.scenes import ATTRIBUTES, PLACES, SIDE_RANGES, SIZES, THINGS, draw_
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0006
 EDIT_SHARES = dict(color=4, pattern=4, texture=2, pose=2, size=2, replace=6, remove=4, add=4, place=2)
-MOST_THINGS = 4  # no thing is added to so many
+MOST_THINGS = 4  # no object is added to so many
 
 
 def _put(scene, k: int, thing):
-    "The scene with another thing of number `k`."
+    "The scene with another object of number `k`."
     return replace(scene, things=(*scene.things[:k], thing, *scene.things[k + 1 :]))
 
 
 def _newcomer(scene, r):
-    "A thing of a category that the scene lacks, in the emptiest of four cells."
+    "An object of a category that the scene lacks, in the emptiest of four cells."
     present = {t.category for t in scene.things}
     thing = draw_thing(r, another_option(THINGS, '', r, lambda c: c not in present), pair_ok=training_combination)
 
@@ -75,17 +75,17 @@ def _newcomer(scene, r):
 
 
 def told_attributes(thing) -> set:
-    "The attributes of a new thing that a description names: those with a usual value only if they have another."
+    "The attributes of a new object that a description names: those with a usual value only if they have another."
     return {k for k in ADJECTIVE_ORDER if getattr(thing, k) != USUAL_VALUES.get(k)}
 
 
 def describe_told(thing, told, noun: str) -> str:
-    "A thing with the attributes `told`."
+    "An object with the attributes `told`."
     return with_article(' '.join([getattr(thing, k) for k in ADJECTIVE_ORDER if k in told] + [noun]))
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0007
 def edit_thing(scene, kind: str, r, noun) -> tuple:  # the scene after, what fills the forms, category -> told
-    "One change of `kind`; `noun(category)` is what a thing is called. None where the scene does not allow it."
+    "One change of `kind`; `noun(category)` is what an object is called. None where the scene does not allow it."
     k = r.randrange(len(scene.things))
     old, present = scene.things[k], {t.category for t in scene.things}
     if kind in ATTRIBUTES:
@@ -173,7 +173,7 @@ def draw_scene_edits(scene, r, noun, most: int = 3, described: float = 0.5) -> t
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced000d
 def another_image(scene, r, keep_place: bool = False):
-    "The same things with the same looks in other positions, and in another place unless it is kept."
+    "The same objects with the same looks in other positions, and in another place unless it is kept."
     free = CELLS if len(scene.things) <= len(CELLS) else [(t.x, t.y) for t in scene.things]
     spots = r.sample(list(free), len(scene.things))
     things = tuple(redraw_thing(replace(t, x=x, y=y), r) for t, (x, y) in zip(scene.things, spots))
@@ -194,7 +194,7 @@ def scene_edit(
     r, names = random.Random(f'{world_seed} {id}'), {}
     scene = replace(caption_scene(id, world_seed), domain='plain')
 
-    def noun(category):  # one word for a thing in the whole instruction
+    def noun(category):  # one word for an object in the whole instruction
         return names.setdefault(category, thing_noun(category, r))
 
     for _ in range(20):
@@ -204,7 +204,7 @@ def scene_edit(
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced000e
 def scene_edit_triplet(id: str, world_seed: int = 0) -> CaptionTriplet:
-    "The caption triplet of an id of `scene_edit`; both captions name every thing."
+    "The caption triplet of an id of `scene_edit`; both captions name every object."
     scene, after, words = scene_edit(id, world_seed)
     source, target = (full_sentence(s, random.Random(id), s.things[0], ()) for s in (scene, after))
     return CaptionTriplet(id, source, target, words, *changed_words(source, target), None, 'llm')
@@ -238,7 +238,7 @@ class SceneEditGenerator(WorldGenerator):
             second = another_image(second, r, keep_place=after.place != scene.place)
         images = [render(s, self.side) for s in (first, second)]
         if (images[0] == images[1]).all():
-            raise CannotDraw('edited thing that is hidden')
+            raise CannotDraw('edited object that is hidden')
         return ImagePair(*map(Image.fromarray, images))
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0014

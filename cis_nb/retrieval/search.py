@@ -783,8 +783,10 @@ def _plan_column(ways: dict, n: int, dim: int, machine: PlanMachine) -> list:  #
     shard = _Shard(n / machines, dim, int(ours.effort))
     size, is_measured = int(ours.vectors), dim == ours.dim
     recall = [_plan_recall(way, ways[way], shard.vectors) for way in ('ivfpq', 'ivfpq, re-ranked')]
+    fixed = _fixed_bytes('ivfpq', size, dim) / size
+    of_index = f'measured at {size:,} vectors; {fixed:.1f} of them for centroids and code words'
     lines = [
-        ('index, bytes per vector', f'{ours.bytes / size:.1f}', f'measured at {size:,} vectors'),
+        ('index, bytes per vector', f'{ours.bytes / size:.1f}', of_index),
         *_plan_sizes(n, machines, shard, machine),
         *_plan_times(shard, machine, ours, flat),
         *recall,

@@ -156,9 +156,9 @@ def test_mask_queries_leave_out_masks_without_pixels():
     for r in q.itertuples():
         assert sorted([*r.outside, r.masked]) == images.of(r.reference) and r.wanted not in images.of(r.reference)
     none = random_images(things=1)
-    with pytest.raises(ValueError, match='none of 30 shows a thing with a mask beside another thing'):
+    with pytest.raises(ValueError, match='none of 30 shows an object with a mask beside another object'):
         mask_queries(none, 5)
-    with pytest.raises(ValueError, match='none of 30 shows two things'):
+    with pytest.raises(ValueError, match='none of 30 shows two objects'):
         negative_queries(none, 5)
 
 

@@ -108,7 +108,7 @@ def test_an_edit_that_cannot_be_drawn_has_a_reason(removed, added, reason):
 
 
 def test_a_term_that_fits_several_things_is_refused_if_the_caption_names_none():
-    with pytest.raises(T.CannotDraw, match='fits several things'):
+    with pytest.raises(T.CannotDraw, match='fits several objects'):
         T.edit_scene(SCENE, triplet('red', 'blue', source='a red thing'))
     with pytest.raises(T.CannotDraw, match='leaves no scene'):
         T.edit_scene(replace(SCENE, things=SCENE.things[:1]), triplet('ball', ''))

@@ -14,3 +14,12 @@ document.addEventListener('DOMContentLoaded', () => {
     show(list.querySelector('.current') !== null);
   }
 });
+
+// A figure that is narrow by itself fits a phone and needs no scrolling.
+document.addEventListener('DOMContentLoaded', () => {
+  const mark = (img) => img.classList.toggle('cis-narrow', img.naturalWidth > 0 && img.naturalWidth <= 560);
+  for (const img of document.querySelectorAll('.cell_output > img')) {
+    mark(img);
+    img.addEventListener('load', () => mark(img));
+  }
+});
