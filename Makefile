@@ -23,7 +23,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help book bench lab check test test-changed test-chapter test-faults export clean clean-store constraints
+.PHONY: help book bench lab check test test-changed test-chapter test-faults export clean clean-store verify constraints
 help:
 	@echo "make book [PROFILE=quick] [DATA=folder]   run what has to run, and make reports/PROFILE/html/index.html"
 	@echo "make check                                layers, style, exports and quick tests, below 90 seconds"
@@ -35,6 +35,7 @@ help:
 	@echo "make export                               notebooks to modules, notebooks cleaned, README.md"
 	@echo "make test-faults                          kills and hostile input, some 15 minutes"
 	@echo "make clean-store [YES=1]                  list unfinished work of older code in store/, and delete it"
+	@echo "make verify                               hash all finished work in store/ and say what has changed"
 	@echo "make clean                                remove reports; finished work in store/ stays"
 
 $(READY): settings.ini setup.py pyproject.toml constraints.txt
@@ -91,6 +92,9 @@ clean:
 
 clean-store: $(READY)
 	@$(BOOK) clean-store $(if $(YES),--yes)
+
+verify: $(READY)
+	@$(BOOK) verify
 
 constraints: $(READY)   # the versions that installations use; by hand, now and then
 	$(PY) -m uv pip compile setup.py --all-extras --universal --python-version 3.10 \

@@ -16,12 +16,10 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'PUBLISHED_DISTRACTORS', 'call_second
            'goal_figure', 'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -34,7 +32,7 @@ from ..backbones.loading import load_backbone
 from ..benchmarks.genecis import TASK_GROUPS
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
-from ..core.store import end_with_parent, fresh_processes
+from ..core.store import end_with_parent, fresh_processes, temporary_folder
 from ..data.datasets import captions_root, captions_title, language_tools
 from ..data.roots import WORLD, find_data
 from .genecis import share_images
@@ -324,9 +322,9 @@ def number_or_dash(v: float, form: str, unit: str = '') -> str:
 
 def caption_corpus(captions: list, parser: str) -> Corpus:
     "A corpus of some captions, parsed."
-    file = Path(tempfile.mkdtemp(prefix='cis-bench-')) / 'captions.txt'
-    file.write_text('\n'.join(captions), encoding='utf-8')
-    return Corpus(corpus_folder(file, parser))
+    with temporary_folder('bench') as folder:
+        (file := folder / 'captions.txt').write_text('\n'.join(captions), encoding='utf-8')
+        return Corpus(corpus_folder(file, parser))
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #4b2d985a
 def corpus_sentence(corpus: Corpus, parser: str) -> str:

@@ -9,7 +9,6 @@ __all__ = ['Rankings', 'cosine_scores', 'rank_gallery', 'rank_own_galleries', 'r
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from ..core.report import peak_memory_bytes, progress
+from ..core.store import temporary_folder
 from .metrics import ranks
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #31b17b9b
@@ -578,8 +578,8 @@ def _ranking_race(
     targets, given = np.arange(queries) % images, dict(k=k, device=device)
     chunk = _block_shape(queries, images, dim, torch.device(device))[1]
     growing = {n: np.arange(images) < queries + n for n in [*steps, images - queries]}  # products, then distractors
-    with tempfile.TemporaryDirectory(prefix='cis-ranking-') as folder:
-        array = _random_gallery(Path(folder) / 'gallery', images, dim, dtype, seed)
+    with temporary_folder('ranking') as folder:
+        array = _random_gallery(folder / 'gallery', images, dim, dtype, seed)
         q = _noisy_queries(array, targets, seed).to(device)
         rank_gallery(q, array[:chunk], targets % chunk, **given)  # warms up
         alone, seconds, timed = _timed_pass(q, array, targets, chunk, **given)

@@ -15,12 +15,12 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 import torch
 from IPython import get_ipython
+from ..core.store import temporary_folder
 
 # %% ../../nbs/05a_training/02_launch.ipynb #02100006
 def find_function(
@@ -162,8 +162,8 @@ def launch(
     if processes == 1 or under_torchrun():
         call(*args)
         return
-    with tempfile.TemporaryDirectory(prefix='cis-launch-') as folder:
-        job, report, logs = Path(folder) / 'args.json', Path(folder) / 'torchrun.log', Path(folder) / 'logs'
+    with temporary_folder('launch') as folder:
+        job, report, logs = folder / 'args.json', folder / 'torchrun.log', folder / 'logs'
         job.write_text(text, encoding='utf-8')
         command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--local-addr=127.0.0.1']
         command += [f'--nproc-per-node={processes}', '--redirects=3', f'--log-dir={logs}']

@@ -134,6 +134,14 @@ def test_unfinished_work_of_other_code_is_listed_before_it_is_deleted(small, cap
     assert [r['variant'] for r in unfinished_work()] == ['new'] and not record.exists()
 
 
+def test_finished_work_is_verified_on_demand(small, capsys):
+    folder = stored('run', 'kept', {}, lambda to: (to / 'a.txt').write_text('content'))
+    assert main(['verify']) == 0 and '0 wrong' in capsys.readouterr().out
+    (folder / 'a.txt').write_text('CONTENT')  # as long as before
+    assert main(['verify']) == 1
+    assert f'{folder}  has changed since' in capsys.readouterr().out
+
+
 def test_an_error_of_the_system_is_one_line(small, monkeypatch, capsys):
     def full(*given):
         raise OSError(28, 'No space left on device')

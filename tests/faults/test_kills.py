@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -62,6 +63,7 @@ WORK = {  # the code of each kind of work; it says when it begins, and which fol
         """,
 }
 RUN = '\nimport time; print("begins", flush=True); start = time.monotonic(); work(); print(time.monotonic() - start)'
+OWN = ('cis-*', 'pymp-*')  # names of temporary folders of the book and of multiprocessing
 VARYING = {'manifest.json', 'about.json', 'tensorboard'}  # they say when, how fast and where something was made
 
 
@@ -90,9 +92,10 @@ class Work:
 
     def __init__(self, name: str, home: Path):
         self.home, self.store, self.code = home, home / 'store', textwrap.dedent(WORK[name])
+        self.temporary = Path(tempfile.mkdtemp(prefix='kills-'))  # a short name, for sockets
 
     def start(self) -> subprocess.Popen:
-        env = os.environ | dict(CIS_STORE=str(self.store), OMP_NUM_THREADS='1')
+        env = os.environ | dict(CIS_STORE=str(self.store), OMP_NUM_THREADS='1', TMPDIR=str(self.temporary))
         command = [sys.executable, '-c', self.code + RUN]
         p = subprocess.Popen(command, cwd=self.home, env=env, stdout=subprocess.PIPE, text=True)
         assert p.stdout.readline() == 'begins\n'
@@ -137,9 +140,9 @@ def test_work_that_is_killed_at_random_moments(name, tmp_path, monkeypatch, reco
         if kills == KILLS[name]:
             break
     work.seconds()
-    differ = finished(work.store) != right
+    differ, rest = finished(work.store) != right, [p.name for n in OWN for p in work.temporary.glob(n)]
     record_property('faults', counts(name, kills, wrong, left, differ))
-    assert (kills, wrong, left, differ) == (KILLS[name], 0, {}, False)
+    assert (kills, wrong, left, differ, rest) == (KILLS[name], 0, {}, False, [])
 
 
 def counts(what: str, kills: int, wrong: int, left: dict, differ: bool) -> dict:
