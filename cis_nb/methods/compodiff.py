@@ -41,6 +41,7 @@ from ..data.packed import CaptionedImages
 from ..data.roots import dataset_root, is_world
 from .baselines import FeatureMethod
 from cis_nb.methods.diffusion import (
+    COMPILERS,
     DIFFUSION_STEPS,
     FIRST_STEPS,
     GuidedQueries,
@@ -563,6 +564,7 @@ class CompoDiffMethod(FeatureMethod):
     literal: bool = False  # the published sampler
     predicts: str = 'x0'  # what the denoiser gives: x0, the clean embedding; or noise
     first: int = DIFFUSION_STEPS - 1  # the step that sampling begins at
+    compile: str = ''  # backend of torch.compile for a step of the sampler; empty: off
 
     def __post_init__(self):
         super().__post_init__()
@@ -814,6 +816,9 @@ class CompoDiffConfig(TrainingConfig):
     w_image: float = Field(1.5, description='guidance weight of the reference')
     w_text: float = Field(7.5, description='guidance weight of the text')
     averaged: int = Field(1, ge=1, description='samples of a query that are averaged')
+    sampler_compile: Literal[*COMPILERS] = Field(
+        '', description='torch.compile backend of a step of the sampler; empty: off'
+    )
 
     @field_validator('task_mix')
     @classmethod
@@ -923,7 +928,7 @@ def make_training(backbone, c: CompoDiffConfig) -> CompoDiffTraining:
     data = DiffusionData(tasks, shares, c.condition_dropout)
     often = c.steps * c.batch_size >= len(data)  # else fewer texts are read than are there
     sampling = dict(steps=c.sampling_steps, samples=c.averaged, w_image=c.w_image, w_text=c.w_text, scale=c.scale)
-    sampling |= dict(predicts=c.predicts, first=FIRST_STEPS[c.predicts])
+    sampling |= dict(predicts=c.predicts, first=FIRST_STEPS[c.predicts], compile=c.sampler_compile)
     given = dict(stage=c.stage, ema=ema_decay(c.steps, c.ema), padding=c.padding, pretrained=c.pretrained)
     given['text_encoder'] = c.text_encoder
     given['text_memory'] = c.text_memory if often else 0

@@ -1,6 +1,8 @@
 "The sampler of CompoDiff: schedule and steps by hand, guidance and sampling against loops, queries that do not fit."
 
 import math
+from dataclasses import replace
+
 import pytest
 import torch
 from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
@@ -236,10 +238,22 @@ def test_global_seeds_are_neither_read_nor_changed(net):
     assert torch.equal(M.sample_embeddings(net, queries(), SEEDS, M.SamplerSettings(eta=1.0)), first)
 
 
-def test_a_compiled_step_gives_the_same(net):
-    compiled = torch.compile(net.denoise, backend='eager')
-    s = M.SamplerSettings(steps=3)
-    near(M.sample_embeddings(net, queries(), SEEDS, s, compiled), M.sample_embeddings(net, queries(), SEEDS, s))
+def of_length(n: int, B: int = 3) -> M.GuidedQueries:
+    "The first B queries with texts n times as long."
+    q = queries()
+    return M.GuidedQueries(q.text[:B].repeat(1, n, 1), q.null.repeat(1, n, 1), q.ref[:B], q.mask[:B])
+
+
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager'])
+def test_a_compiled_sampler_gives_the_same_with_one_program_for_all_times_batches_and_lengths(net, backend):
+    graphs, found = torch._dynamo.utils.counters['stats'], []
+    torch._dynamo.reset()
+    for q, given in ((of_length(2), dict(steps=2)), (of_length(4), dict(steps=12)), (of_length(3, 2), dict(eta=1.0))):
+        s, seeds = M.SamplerSettings(**given), SEEDS[: len(q)]
+        compiled = M.sample_embeddings(net, q, seeds, replace(s, compile=backend))
+        near(compiled, M.sample_embeddings(net, q, seeds, s), eps=1e-5)
+        found.append(graphs['unique_graphs'])
+    assert found[0] == found[2] > 0, found
 
 
 @pytest.mark.parametrize('eta', [0.0, 1.0])
