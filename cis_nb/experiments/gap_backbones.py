@@ -33,8 +33,8 @@ FARTHEST = 20.0  # shifts are at most so many differences of the means
 
 
 def shift_to_gap(images, captions, gap: float, reach=None) -> torch.Tensor:  # (D,)
-    """The vector in the span of `reach` (D,D; none: all) that, added to image features (N,D), makes `gap` their distance
-    from captions (N,D); for a gap that is too small the vector with the smallest. ValueError for one too large."""
+    """The vector that, added to image features (N,D), makes `gap` their distance from captions (N,D), in the span of
+    `reach` (D,D; none: all); for a gap that is too small the one with the smallest. ValueError for one too large."""
     direction = images.mean(0) - captions.mean(0)
     direction = direction if reach is None else reach @ direction
 

@@ -327,7 +327,8 @@ class Factorial:
 def cell_change(p: dict, cell: dict) -> dict:
     "What a combination changes in a training; a level may name several parameters, and a style of texts is a corpus."
     levels = {f: p['factors'][f][i] for f, i in cell.items() if f not in ('backbone', 'norm')}
-    change = {k: v for f, level in levels.items() for k, v in (level if isinstance(level, dict) else {f: level}).items()}
+    named = [level if isinstance(level, dict) else {f: level} for f, level in levels.items()]
+    change = {k: v for some in named for k, v in some.items()}
     style = change.get('corpus')
     if style in TEXT_STYLES:
         change |= dict(corpus=str(text_file(style, p['lines'])), parser=language_tools(style))
