@@ -6,9 +6,9 @@
 __all__ = ['ALL_WAYS', 'VERDICTS', 'PAPER_NOISES', 'WAY_COLORS', 'SLACK', 'GapPoint', 'gap_point', 'gap_points', 'noises_of',
            'noise_gains', 'joined', 'gap_slope', 'of_way', 'gap_slopes', 'slope_table', 'gap_table', 'counted',
            'gain_lines', 'recipe_table', 'printed_gains', 'paper_range', 'draw_gains', 'gain_figure', 'in_paper_range',
-           'score_lines', 'gap_clauses', 'clause_table', 'design', 'cell_name', 'Factorial', 'cell_change',
-           'with_prompt', 'backbone_of_level', 'run_factorial', 'gain_of_cells', 'mean_gain', 'factor_effects',
-           'level_title', 'cell_table', 'effect_forest', 'factorial_lines', 'finding_line']
+           'score_lines', 'gap_clauses', 'claim_lines', 'clause_table', 'design', 'cell_name', 'Factorial',
+           'cell_change', 'with_prompt', 'backbone_of_level', 'run_factorial', 'gain_of_cells', 'mean_gain',
+           'factor_effects', 'level_title', 'cell_table', 'effect_forest', 'factorial_lines', 'finding_line']
 
 # %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #f2b0003
 from dataclasses import dataclass, replace
@@ -278,6 +278,17 @@ def gap_clauses(points: list, slopes: dict, task: str, seed: int = 0) -> dict:  
         'N11: Unif(0,1) × Gaussian has the smallest gap of pseudo-words': narrow,
         'Explanation: the gain grows with the gap': rising,
     }
+
+
+def claim_lines(points: list, judged: dict) -> dict:  # claim -> lines of evidence, or why there are none
+    "The evidence of the clauses on CIRR (task -> clauses) for N10 and N11."
+    if 'full' not in judged or not in_paper_range(points):
+        return dict.fromkeys(('N10', 'N11'), 'no backbone in the range of Table 1 was ranked on CIRR')
+    found = {claim: [] for claim in ('N10', 'N11')}
+    for clause, lines in judged['full'].items():
+        if (claim := clause.split(':')[0]) in found:
+            found[claim] += lines
+    return found
 
 
 def clause_table(clauses: dict) -> pd.DataFrame:
