@@ -13,10 +13,10 @@ __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'DATA', 'TESTED', 'TESTING_PA
            'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
            'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
            'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun',
-           'tested_on', 'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding', 'verdict_bars',
-           'comparison_lines', 'clause_count', 'folded_lines', 'badge_style', 'with_markup', 'tested_claims',
-           'judged_lines', 'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest',
-           'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
+           'tested_on', 'joined_evidence', 'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts',
+           'verdict_finding', 'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'badge_style',
+           'with_markup', 'tested_claims', 'judged_lines', 'claims_by_paper', 'certain_claims', 'judged_comparisons',
+           'claims_forest', 'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import os
@@ -600,6 +600,27 @@ def tested_on(experiment: str, params: dict) -> str:
     backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
     return f'{experiment}; {backbones}{data_title(data, data, params.get("world_seed"))}'
 
+# %% ../../nbs/05b_experiments/08_claims.ipynb #977644a7
+def joined_evidence(receipts: dict) -> dict:  # claim -> comparisons, or why there are none
+    "The evidence of all receipts (experiment -> receipt): lines on one claim are joined and replace a reason."
+    found = {}
+    for claim, lines in [each for r in receipts.values() for each in r.get('evidence', {}).items()]:
+        before = found.get(claim, lines)
+        if isinstance(before, str) or isinstance(lines, str):
+            found[claim] = before if isinstance(lines, str) else lines
+        else:
+            found[claim] = [*found.get(claim, []), *lines]
+    return found
+
+
+def evidence_sources(receipts: dict) -> dict:  # claim -> words
+    "The experiments whose receipts have evidence on a claim, in words."
+    claims_there = dict.fromkeys(claim for r in receipts.values() for claim in r.get('evidence', {}))
+    return {
+        claim: '; '.join(tested_on(name, r['params']) for name, r in receipts.items() if claim in r.get('evidence', {}))
+        for claim in claims_there
+    }
+
 # %% ../../nbs/05b_experiments/08_claims.ipynb #a0159508
 def templates_folder(run: GenecisRun, params: dict):
     "The folder of the templates of an evaluation: released files, or templates that are built."
@@ -616,13 +637,12 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     run = run_genecis(params)
     composed_run = run_composed(composed['params']) if composed else None
     receipts = {name: r for name in others if (r := sibling_receipt(name))}
-    evidence = {claim: found for r in receipts.values() for claim, found in r.get('evidence', {}).items()}
-    verdicts = judge(run, templates_folder(run, params), composed_run, evidence)
+    verdicts = judge(run, templates_folder(run, params), composed_run, joined_evidence(receipts))
     made_here = '' if receipt else 'a small evaluation made here, since there is no receipt of '
     sources = dict.fromkeys(tests(run, ''), tested_on(made_here + evaluation, params))
     if composed:
         sources['G12'] = tested_on(composed_sets, composed['params'])
-    sources |= {claim: tested_on(name, r['params']) for name, r in receipts.items() for claim in r.get('evidence', {})}
+    sources |= evidence_sources(receipts)
     return JudgedRun(verdicts, run, params, not receipt, sources)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ba879a6b
