@@ -1,7 +1,11 @@
 "Figures."
 
+import io
+
 import pytest
+from matplotlib.text import Text
 from PIL import Image
+
 from cis_nb.core import plotting as show
 
 
@@ -18,11 +22,22 @@ def test_a_figure_without_images_says_what_it_needs():
 
 def test_pictures_are_as_wide_as_a_column():
     images = [Image.new('RGB', (60, 40)), Image.new('L', (30, 90)), Image.new('RGBA', (5, 5))]
-    for fig in (
-        show.show_strip(images, ['a', 'b' * 80, 'c'], ['target', None, 'red'], 'row'),
-        show.forest([('x', 1, 0.5, 2)]),
-        show.page()[0],
+    for fig, width in (
+        (show.show_strip(images, ['a', 'b' * 80, 'c'], ['target', None, 'red'], 'row'), 800),
+        (show.forest([('x', 1, 0.5, 2)]), 539),
+        (show.page()[0], 800),
     ):
-        import io
+        assert Image.open(io.BytesIO(fig.png())).width == width
 
-        assert Image.open(io.BytesIO(fig.png())).width == 800
+
+@pytest.mark.parametrize('label', ['a', 'a long name of a method − another long name of a method, before training'])
+def test_a_forest_fits_a_phone_with_letters_that_can_be_read(label):
+    fig = show.forest([(label, 3.0, 1.0, 5.0), ('worse', -2.0, -3.0, -1.0)], 'points', label)
+    fig.png()
+    shown = [t for t in fig.findobj(Text) if t.get_text()]
+    shrunk = 366 / (fig.get_figwidth() * show.DPI)  # to the width of a page on a screen of 400 pixels
+    assert min(t.get_fontsize() for t in shown) / 72 * show.DPI * shrunk >= 9
+    width = fig.get_figwidth() * show.DPI
+    texts = [t.get_window_extent() for t in fig.axes[0].texts]  # label and numbers of each row
+    assert all(0 <= t.x0 and t.x1 <= width for t in texts)
+    assert not any(a.overlaps(b) for i, a in enumerate(texts) for b in texts[i + 1 :])

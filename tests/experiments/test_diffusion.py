@@ -332,7 +332,9 @@ def printed_rows(table) -> list:
 def fake_run(rows: list, titles: dict) -> SimpleNamespace:
     columns = ['benchmark', 'method', 'task', 'metric', 'k', 'seed', 'value']
     results = pd.DataFrame(rows, columns=columns).assign(ci_low=0.0, ci_high=100.0, n=9)
-    return SimpleNamespace(results=results, titles=titles)
+    asked = [(b, q) for b in {r[0] for r in rows} for q in ('q0', 'q1', 'q0')]  # one of two queries in two tasks
+    per_query = pd.DataFrame(asked, columns=['benchmark', 'query_id'])
+    return SimpleNamespace(results=results, titles=titles, per_query=per_query)
 
 
 @pytest.mark.parametrize('which', PRINTED)
@@ -348,7 +350,7 @@ def test_a_printed_table_is_whole_and_has_this_runs_line_where_it_belongs(which)
     titles = dict(compodiff='CompoDiff', image_text_tuned='Image + Text, tuned', image_only='Image only')
     table = beside_printed(fake_run(rows, titles), which)
     assert (table['numbers of'] == 'paper').sum() == len(printed_rows(t.numbers))
-    (at,) = table.index[table['numbers of'] == 'this run, mean of 2 seeds'][:1]
+    (at,) = table.index[table['numbers of'] == 'this run, 2 queries, mean of 2 seeds'][:1]
     assert table.method[at - 1] == 'CompoDiff, CLIP-L/14 text' and table.regime[at - 1].startswith('zero-shot')
     assert table.iloc[at, 3:].tolist() == [f'{10.5 + c:.1f}' for c in range(len(columns))]
     assert table.iloc[-1, :2].tolist() == ['Image + Text, tuned', 'not in this table of the paper']
@@ -370,6 +372,7 @@ def draws(hits) -> SimpleNamespace:
 def test_draws_of_object_composition():
     table = composition_table(draws([3, 5]))
     assert table.iloc[-1][['draw 1', 'draw 2', 'mean']].tolist() == [30.0, 50.0, 40.0]
+    assert table['numbers of'].iloc[-1] == 'this run, 20 queries'
     assert (table['numbers of'] == 'paper').sum() == len(table) - 1
     assert spread_over_draws(draws([3, 5])) is None
     assert verdict(spread_over_draws(draws([3, 5, 4]))) == 'better'
