@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'PSEUDO_WORDS',
            'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS', 'MASK_TITLES', 'MASK_PAIRS',
-           'STATES_LIMIT', 'TRADE', 'ZERO_SHOT_ROWS', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries',
-           'with_guidance', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'in_sentences',
-           'one_benchmark', 'evenly', 'all_benchmarks', 'with_controls_and_rerankers', 'run_benchmarks',
-           'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note',
-           'steps_in_words', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
-           'beside_printed', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
+           'STATES_LIMIT', 'TRADE', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS', 'COMPOSITION_ORDER', 'compodiff_entries',
+           'zero_shot_entries', 'with_guidance', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks',
+           'tuned_on', 'in_sentences', 'one_benchmark', 'evenly', 'all_benchmarks', 'with_controls_and_rerankers',
+           'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note',
+           'rerank_note', 'steps_in_words', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label',
+           'regime', 'beside_printed', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
            'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
            'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
            'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share',
@@ -20,9 +20,10 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTE
            'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
            'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
            'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
-           'trade_words', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines',
-           'cirr_words', 'compodiff_finding', 'control_evidence', 'zero_shot_evidence', 'order_evidence',
-           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'claimed_scores', 'trade_words', 'inactive_weights', 'negative_words', 'mask_words', 'place_words',
+           'tuned_words', 'against_baselines', 'cirr_words', 'compodiff_finding', 'control_evidence',
+           'zero_shot_evidence', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence',
+           'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -1178,15 +1179,35 @@ def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> st
         + f'. {hurt} of {len(losses)} ends of the weights lower R@{k}'
     )
 
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #76d25253
+WEIGHT_NAMES = dict(w_image='w_I', w_text='w_T')
+
+
+def claimed_scores(grid: pd.DataFrame) -> dict:  # weight -> score
+    "What a weight is claimed to raise: of scenes where they are known, else a cosine."
+    kept, done = ('reference_kept', 'edit_satisfied') if 'reference_kept' in grid else ('to_reference', 'to_text')
+    return dict(w_image=kept, w_text=done)
+
 
 def trade_words(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # words -> comparisons
-    "What a weight is claimed to move: from scenes where they are known, else as cosines."
-    trade, known = trade_differences(grid, at, seed), 'reference_kept' in grid
-    kept, done = ('reference_kept', 'edit_satisfied') if known else ('to_reference', 'to_text')
-    return {
-        f'w_I, {TRADE[kept]}': trade['w_image', kept],
-        f'w_T, {TRADE[done]}': trade['w_text', done],
-    }
+    "What the largest weight moves against the smallest, of the scores that it is claimed to raise."
+    trade = trade_differences(grid, at, seed)
+    return {f'{WEIGHT_NAMES[w]}, {TRADE[score]}': trade[w, score] for w, score in claimed_scores(grid).items()}
+
+
+def inactive_weights(grid: pd.DataFrame, at: tuple, seed: int = 0) -> str:
+    "A sentence for each weight that does not raise what it is claimed to raise, with the best value; empty if both do."
+    trade, said = trade_differences(grid, at, seed), []
+    for w, score in claimed_scores(grid).items():
+        c, name = trade[w, score], WEIGHT_NAMES[w]
+        if verdict(c) == 'better':
+            continue
+        means = along(grid, w, at).groupby(w)[score].mean()
+        said.append(
+            f'A larger {name} does not act as asked: {TRADE[score]}, largest − smallest {name},'
+            f' {format_difference(c, change)}; highest at {name} {means.idxmax():g} ({means.max():.1f}).'
+        )
+    return ' '.join(said)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004a
 def _said_beside(effects: dict, words: dict, rival: str, of: tuple) -> str:

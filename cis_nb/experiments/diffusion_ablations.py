@@ -16,13 +16,13 @@ __all__ = ['CONTROL_ROWS', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGE
            'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
            'RandomDenoising', 'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates',
            'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters', 'projected_hours',
-           'projected_hours_table', 'denoiser_rate_table', 'denoiser_measurements', 'sampler_table',
-           'image_triplet_rates', 'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants',
-           'encoder_table', 'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states',
-           'trained_triplets', 'state_steps', 'state_differences', 'state_table', 'state_forest', 'state_finding',
-           'with_other_start', 'train_predictions', 'training_curves', 'loss_changes', 'steadiness_evidence',
-           'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants', 'printed_captions',
-           'compared_settings', 'settings_table']
+           'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements', 'denoiser_measurements',
+           'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table', 'triplet_measurements',
+           'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence', 'state_variants',
+           'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_steps', 'state_differences', 'state_table',
+           'state_forest', 'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
+           'steadiness_evidence', 'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants',
+           'printed_captions', 'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import json
@@ -835,8 +835,19 @@ def denoiser_rate_table(rates: list) -> pd.DataFrame:
     )
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #b0fd09ca
-def denoiser_measurements(rates: list, sampled: dict, rows: int) -> list:  # of Measurement
-    "Rates of training, the gain of the batched sampler, and the projected hours."
+def sampler_measurements(sampled: dict) -> list:  # of Measurement
+    "Queries per second, and the gain of the batched sampler with its goal, for each batch (rows -> `sampler_rates`)."
+    found = []
+    for rows, seconds in sampled.items():
+        what = f'CompoDiff’s sampler, queries at a time: {rows}'
+        ratio = (seconds['plain'] / seconds['batched']).value
+        found.append(Measurement(f'{what}; per second', 'a count', rows / seconds['batched'].value, '', '/s'))
+        found.append(Measurement(f'{what}; all branches at once', 'branch by branch', ratio, '≥ 3', '×'))
+    return found
+
+
+def denoiser_measurements(rates: list) -> list:  # of Measurement
+    "Rates of training, and the projected hours."
     found = []
     for r in rates:
         name, product = f'{r["device"]}, {r["precision"]}', 'multiplying large matrices'
@@ -849,20 +860,33 @@ def denoiser_measurements(rates: list, sampled: dict, rows: int) -> list:  # of 
         for h in projected_hours(r).itertuples():
             by = f'a projection of steps of {r["batch"]:,}'
             found.append(Measurement(f'{what}: hours of {h.stage}', by, h.hours, '', 'h'))
-    ratio = (sampled['plain'] / sampled['batched']).value
-    what = f'CompoDiff’s sampler, {rows} queries'
-    found.append(Measurement(f'{what} per second', 'a count', rows / sampled['batched'].value, '', '/s'))
-    return [*found, Measurement(f'{what}, all branches at once', 'branch by branch', ratio, '', '×')]
+    return found
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000051
-def sampler_table(seconds: dict, rows: int) -> pd.DataFrame:
-    "Seconds and queries per second of both forms of the sampler, and their ratio; `seconds` of `sampler_rates`."
-    names = {'plain': 'branch by branch, conditions in each call', 'batched': 'all branches at once, conditions once'}
-    rates = queries_per_second(seconds, rows)
-    ratio = {'plain': '', 'batched': (seconds['plain'] / seconds['batched']).text('.1f', '×')}
-    columns = {'form': list(names.values()), 'seconds': [seconds[k].text('.3f') for k in names]}
-    columns |= {'queries per second': [rates[k].text('.2f') for k in names], 'times': [ratio[k] for k in names]}
-    return pd.DataFrame(columns)
+def sampler_table(sampled: dict) -> pd.DataFrame:
+    "Both forms of the sampler for each batch of queries, their ratio, and whether it meets the goal."
+    outcomes = [m.outcome for m in sampler_measurements(sampled) if m.goal]
+    rows = [
+        {
+            'queries at a time': n,
+            'branch by branch, seconds': s['plain'].text('.3f'),
+            'all at once, seconds': s['batched'].text('.3f'),
+            'queries per second': queries_per_second({0: s['batched']}, n)[0].text('.2f'),
+            'times': (s['plain'] / s['batched']).text('.1f', '×'),
+            'goal (≥ 3)': outcome,
+        }
+        for (n, s), outcome in zip(sampled.items(), outcomes)
+    ]
+    return pd.DataFrame(rows)
+
+
+def sampler_sentence(sampled: dict) -> str:
+    "Which batches of queries meet the goal of the sampler."
+    by_outcome = {'met': [], 'not met': []}
+    for n, m in zip(sampled, [m for m in sampler_measurements(sampled) if m.goal]):
+        by_outcome[m.outcome].append(str(n))
+    said = [f'{outcome} with {", ".join(rows)} queries at a time' for outcome, rows in by_outcome.items() if rows]
+    return f'The sampler with all branches at once, at least 3 times as fast: {"; ".join(said)}.'
 
 
 def image_triplet_rates(backbone, pretrained: str, world_images: int, n: int, quantile: float = 0.1) -> dict:

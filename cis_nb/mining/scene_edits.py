@@ -6,7 +6,7 @@
 __all__ = ['EDIT_SHARES', 'MOST_THINGS', 'SCENE_EDIT_FORMS', 'TARGET_FORMS', 'JOINTS', 'told_attributes', 'describe_told',
            'edit_thing', 'edit_words', 'target_words', 'draw_scene_edits', 'another_image', 'scene_edit',
            'scene_edit_triplet', 'scene_edit_triplets', 'SceneEditGenerator', 'drawable_triplets',
-           'drawn_triplet_shards', 'synthetic_shards']
+           'drawn_triplet_shards', 'with_known_routes', 'synthetic_shards']
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0003
 import random
@@ -207,7 +207,7 @@ def scene_edit_triplet(id: str, world_seed: int = 0) -> CaptionTriplet:
     "The caption triplet of an id of `scene_edit`; both captions name every object."
     scene, after, words = scene_edit(id, world_seed)
     source, target = (full_sentence(s, random.Random(id), s.things[0], ()) for s in (scene, after))
-    return CaptionTriplet(id, source, target, words, *changed_words(source, target), None, 'llm')
+    return CaptionTriplet(id, source, target, words, *changed_words(source, target), None, 'edits')
 
 
 def scene_edit_triplets(n: int, images: int, world_seed: int = 0) -> list:  # of n caption triplets
@@ -277,11 +277,22 @@ def drawn_triplet_shards(
     return stored('triplet_shards', f'{backbone.name}-{n}', params, build, made_from, code, resume=True) / 'shards'
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0021
+def with_known_routes(shards: TripletShards) -> TripletShards:
+    "The same shards; ValueError for edits of scenes that are stored as sentences of a language model."
+    old = shards.table.route.eq('llm') & shards.table.id.map(lambda i: bool(_EDIT_ID.fullmatch(i)))
+    if old.any():
+        raise ValueError(
+            f'shards: {shards.folder} holds {old.sum():,} edits of scenes under the route llm, such as'
+            f" {shards.table.id[old].iloc[0]}; their route is 'edits' now: delete the folder and draw them again"
+        )
+    return shards
+
+
 def synthetic_shards(backbone, c) -> TripletShards:
     """The image triplets of a training's configuration: its folder `shards`, or drawn with its fields of the names of
-    `drawn_triplet_shards`. ValueError for photographs without a folder of them, or a damaged shard."""
+    `drawn_triplet_shards`. ValueError for photographs without a folder of them, a damaged shard, or an old route."""
     if c.shards:
-        return TripletShards(data_root(c.shards, what='shards'))
+        return with_known_routes(TripletShards(data_root(c.shards, what='shards')))
     if not is_world(c.data):
         raise ValueError(
             f"shards: data {c.data!r} has no synthetic triplets; give a folder of shards of image triplets"

@@ -75,7 +75,7 @@ from ..training.loop import BaseObjective, train
 from ..world.captions import with_article
 
 # %% ../../nbs/03_mining/05_synthetic.ipynb #5e000008
-ROUTES = ('keyword', 'llm')
+ROUTES = ('keyword', 'llm', 'edits')  # one term exchanged; a language model; rules for drawn scenes
 
 
 @dataclass
@@ -88,7 +88,7 @@ class CaptionTriplet:
     instruction: str
     removed: str  # words of the source that the target lacks
     added: str  # words of the target that the source lacks
-    template: int | None  # number of the template, from 0; None for the LLM route
+    template: int | None  # number of the template, from 0; None but for the keyword route
     route: str  # one of `ROUTES`
     swapped: bool = False  # is the caption that was read the target?
 

@@ -41,7 +41,7 @@ from ..data.image_folders import Place, Skipped, contents_key, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.roots import WORLD, find_data
-from .synthetic import CaptionTriplet
+from .synthetic import ROUTES, CaptionTriplet
 from ..world.captions import THING_NOUNS, WorldPairs
 from ..world.composed import CELLS, png_bytes
 from ..world.layouts import IMAGE_SIDE, NO_OWNER, jpeg_bytes
@@ -575,7 +575,7 @@ def pair_scores(
         instruction=(target * text('instruction')).sum(-1),
     )
     scores = pd.DataFrame({name: s.double().numpy() for name, s in scores.items()})
-    is_keyword = np.array([one_of('route', t.route, ('keyword', 'llm')) == 'keyword' for t in triplets])
+    is_keyword = np.array([one_of('route', t.route, ROUTES) == 'keyword' for t in triplets])
     return scores.assign(keyword=scores.keyword.where(is_keyword), instruction=scores.instruction.where(~is_keyword))
 
 # %% ../../nbs/03_mining/06_triplet_images.ipynb #801f14e6

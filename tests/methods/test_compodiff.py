@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -124,6 +125,39 @@ def test_what_a_mixture_draws_belongs_together():
         assert torch.equal(reference, tasks[1].references[k][0]) if task else not reference.any()
         assert mask[k[0]].all() == bool(task) and mask.sum() == 64 * task
     assert 0 <= b.t.min() and b.t.max() < DIFFUSION_STEPS and abs(b.noise.std() - 1) < 0.05
+
+
+def keyword_shards(n: int):
+    "What is read of image triplets: every second one has a written instruction."
+    rows = [
+        dict(removed=f'old{k}', added=f'new{k}', instruction=f'said{k}', route=('keyword', 'edits')[k % 2])
+        for k in range(n)
+    ]
+    return SimpleNamespace(table=pd.DataFrame(rows))
+
+
+def test_keyword_triplets_have_a_new_template_in_each_draw_and_are_turned_half_of_the_time():
+    texts, turned = (C.KeywordTexts(keyword_shards(6), 6, 47, back) for back in (False, True))
+    task = C.DiffusionTask('triplets', texts, made_up(), made_up(seed=1), turned=turned)
+    data, seen = C.DiffusionData([task], dropout=0.0), []
+    for seed in range(1500):
+        b = data.draw([2, 3], np.random.default_rng(seed))
+        assert b.texts[1] == 'said3' and torch.equal(b.target[1:], task.targets[[3]])
+        back = b.texts[0] in turned[2]
+        first, second = (task.references, task.targets) if back else (task.targets, task.references)
+        assert torch.equal(b.target[:1], first[[2]]) and torch.equal(b.reference[:1], second[[2]])
+        seen.append(b.texts[0])
+    assert {*seen} == {*texts[2], *turned[2]} and len({*seen}) == 90  # 45 different templates
+    assert np.mean([s in turned[2] for s in seen]) == pytest.approx(0.5, abs=0.05)
+    assert len(set(data.texts[0])) == 1 + 3 * 90 + 3
+
+
+def test_few_templates_differ_between_triplets():
+    texts = C.KeywordTexts(keyword_shards(94), 94, 2)
+    forms = {t.replace(f'old{k}', 'A').replace(f'new{k}', 'B') for k in range(0, 94, 2) for t in texts[k]}
+    assert len(forms) == 45 and all(len(texts[k]) == 2 for k in range(0, 94, 2))
+    with pytest.raises(IndexError):
+        texts[94]
 
 
 @pytest.mark.parametrize('shares', [(1.0,), (0.5, 0.6), (-0.5, 1.5), (float('nan'), 1.0)])

@@ -1,8 +1,10 @@
 "Edits of several facts: what is said is what is drawn, nothing that training may not show, shares, bad ids."
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from cis_nb.mining import scene_edits as S
@@ -65,7 +67,17 @@ def test_an_edit_is_decided_by_its_id():
 def test_triplets_go_through_the_scenes_one_after_the_other():
     found = S.scene_edit_triplets(7, 3)
     assert [t.id for t in found][:4] == [f'train0000000{k}#edit{j}' for k, j in ((0, 0), (1, 0), (2, 0), (0, 1))]
-    assert {t.route for t in found} == {'llm'} and not any(t.swapped for t in found)
+    assert {t.route for t in found} == {'edits'} and not any(t.swapped for t in found)
+
+
+def test_stored_edits_of_an_older_route_are_refused():
+    def stored(id, route):
+        return SimpleNamespace(folder='old', table=pd.DataFrame(dict(id=['train00000003', id], route=['llm', route])))
+
+    for known in (stored('train00000001#edit2', 'edits'), stored('photo', 'llm')):
+        assert S.with_known_routes(known) is known
+    with pytest.raises(ValueError, match=r'shards: old holds 1 edits of .* train00000001#edit2; .* draw them again'):
+        S.with_known_routes(stored('train00000001#edit2', 'llm'))
 
 
 def test_another_image_has_the_same_things():
