@@ -22,11 +22,11 @@ def pytest_runtest_makereport(item, call):
     COUNTS.clear()
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     "Tests count with `record_property('faults', dict(group, what, measure=number, …))`."
     reports = [r for outcome in ('passed', 'failed') for r in terminalreporter.getreports(outcome)]
     found = [value for r in reports for key, value in r.user_properties if key == 'faults']
-    if not found:
+    if not found or hasattr(config, 'workerinput'):  # of several processes, the one that has all results
         return
     rows = [(f['group'], f['what'], k, n) for f in found for k, n in f.items() if k not in ('group', 'what')]
     table = pd.DataFrame(rows, columns=['group', 'what', 'measure', 'number'])
