@@ -11,7 +11,6 @@ __all__ = ['CIRR_SPLITS', 'CIRR_ANNOTATIONS', 'CIRR_IMAGES', 'CIRR_TASKS', 'CIRR
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #0ff207b6
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
-from ..core.store import fingerprint, store_root
+from ..core.store import fingerprint
 from ..data.image_sources import ImageSource, image_files
 from ..data.roots import cirr_root, dataset_root, is_world, need_file, world_name
 from cis_nb.retrieval.protocol import (
@@ -282,12 +281,13 @@ def load_cirr(
 
 def cirr_of(data: str, scenes: int, split: str = 'val') -> Task:
     "The full task of CIRR below `data`, or of a world of so many scenes; read once in a process."
-    return _read_once((store_root(), os.environ.get('CIS_DATA')), data, scenes, split)
+    root = cirr_root(data, scenes)
+    return _read_once(root, root.stat().st_mtime_ns, split)
 
 
 @lru_cache(maxsize=8)
-def _read_once(where: tuple, data: str, scenes: int, split: str) -> Task:  # `where` the files lie
-    return load_cirr(cirr_root(data, scenes), split)
+def _read_once(root: Path, made: int, split: str) -> Task:  # `made`: a world that is drawn again is read again
+    return load_cirr(root, split)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d0f0e3a7
 def _images(c: Cirr, paths: dict) -> ImageSource:

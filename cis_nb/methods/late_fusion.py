@@ -40,7 +40,20 @@ def plugin_of(task: Task) -> api.BenchmarkPlugin:
 def validation_benchmark(name: str, data: str, other_world: int, **drawing):  # Benchmark
     """The queries on which a setting is chosen where the benchmark of `data` is evaluated: those of another world of
     the same `drawing`, or those of its split `tuning_split`. Unsolved if there are none."""
-    return _loaded_once((store_root(), os.environ.get('CIS_DATA')), name, data, other_world, **drawing)
+    asked = (store_root(), os.environ.get('CIS_DATA')), name, data, other_world
+    found = _loaded_once(*asked, **drawing)
+    if not _images_are_there(found):  # the store was emptied meanwhile
+        _loaded_once.cache_clear()
+    return _loaded_once(*asked, **drawing)
+
+
+def _images_are_there(benchmark) -> bool:
+    task = next(iter(benchmark.tasks.values()))
+    try:
+        task.load(task.images[0])
+    except OSError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=32)
