@@ -73,7 +73,7 @@ def test_other_captions_or_targets_are_another_training(method, monkeypatch):
     config = SimpleNamespace(**settings)
 
     def inputs(made):
-        found = READERS | dict(load_cirr=lambda *_: made)
+        found = READERS | dict(cirr_of=lambda *_: made, load_cirr=lambda *_: made)
         found |= dict(training_products=lambda *_: (SimpleNamespace(key='pairs'), dict(products=made)))
         for reader in found.keys() & vars(module).keys():
             monkeypatch.setattr(module, reader, found[reader])

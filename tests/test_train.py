@@ -230,11 +230,14 @@ def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypa
 
 @pytest.mark.parametrize('training', ['lincir', 'mined'])  # a pseudo-word and a Combiner
 def test_the_code_of_the_readme_ranks_a_folder(training, store, monkeypatch):
-    (code,) = re.findall(r'```python\n(.*?)```', (project_root() / 'README.md').read_text(), re.S)
+    code, published = re.findall(r'```python\n(.*?)```', (project_root() / 'README.md').read_text(), re.S)
     run = T.train_or_load(training_config(training))
-    report = store / 'reports/quick/05_train.lincir'  # the name in the code
-    report.mkdir(parents=True)
-    (report / 'receipt.json').write_text(json.dumps(dict(runs=[run.relative_to(store_root()).as_posix()])))
+    small = dict(method='condvit', backbone='tiny_products', condition='category', samples=8, val_samples=4)
+    own = T.train_or_load(T.settings(small | dict(distractors=2, steps=2, warmup=1, batch_size=4, device='cpu')))
+    for name, trained in {'05_train.lincir': run, '05_train.condvit_category': own}.items():  # the names in the code
+        report = store / 'reports/quick' / name
+        report.mkdir(parents=True)
+        (report / 'receipt.json').write_text(json.dumps(dict(runs=[trained.relative_to(store_root()).as_posix()])))
     write_condvit(CondViT(ViTShape(64, 32, 64, 2, 32).build()), store / 'condvit-b16-cat.safetensors')
     (store / 'photos/more').mkdir(parents=True)
     colors = {'one.jpg': 'green', 'two.png': 'red', 'more/three.jpg': 'blue'}
@@ -243,6 +246,7 @@ def test_the_code_of_the_readme_ranks_a_folder(training, store, monkeypatch):
     monkeypatch.chdir(store)
     names = {}
     exec(code, names)
+    exec('\n'.join(line for line in published.splitlines() if line.startswith('from ')), names)  # files are not here
     others = sorted({*colors} - {'one.jpg'})  # without the reference
     assert sorted(names['in_red']) == sorted(names['hands']) == others
     m, images = T.load_method(run), image_folder('photos')

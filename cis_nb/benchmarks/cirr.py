@@ -282,11 +282,16 @@ def load_cirr(
 def cirr_of(data: str, scenes: int, split: str = 'val') -> Task:
     "The full task of CIRR below `data`, or of a world of so many scenes; read once in a process."
     root = cirr_root(data, scenes)
-    return _read_once(root, root.stat().st_mtime_ns, split)
+    parts = (root / p for p in ('.', 'cirr', *(f'{at}{p}' for at in ('', 'cirr/') for p in _PARTS)))
+    written = [f for part in parts if part.is_dir() for f in (part, *sorted(part.glob('*.json')))]
+    return _read_once(root, tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in written), split)
+
+
+_PARTS = ('captions', 'image_splits')  # folders of the annotations
 
 
 @lru_cache(maxsize=8)
-def _read_once(root: Path, made: int, split: str) -> Task:  # `made`: a world that is drawn again is read again
+def _read_once(root: Path, written: tuple, split: str) -> Task:  # what is written anew is read anew
     return load_cirr(root, split)
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d0f0e3a7

@@ -45,6 +45,12 @@ from ..data.roots import data_root
 from .parsers import find_parser, load_parser, open_parser, open_pipeline, parser_name
 
 # %% ../../nbs/03_mining/01_captions.ipynb #479132e9
+def _joined(tokens: list) -> str:
+    "Tokens as they stand in the text, with a blank where others between two of them are left out."
+    apart = [bool(a.whitespace_) or b.i > a.i + 1 for a, b in zip(tokens, tokens[1:])]
+    return ''.join(t.text + ' ' * blank for t, blank in zip(tokens, [*apart, False]))
+
+
 def compound_tokens(noun) -> list:
     "Indices of a noun and of its compound parts, recursively, in order."
     parts = [c for c in noun.lefts if c.dep_ == 'compound' and c.pos_ != 'ADJ']
@@ -57,7 +63,7 @@ def noun_head(noun) -> str:
     if len(parts) == 1:
         return noun.text
     kept = [t for t in noun.doc[parts[0] : noun.i + 1] if t.i in parts or t.text == '-']
-    return ''.join(t.text_with_ws for t in kept).strip()
+    return _joined(kept).strip()
 
 # %% ../../nbs/03_mining/01_captions.ipynb #1241eafe
 class Entity(NamedTuple):
@@ -78,8 +84,8 @@ def _is_content(token) -> bool:
 def chunk_words(chunk, root) -> str:
     "A noun chunk without articles, possessors and punctuation."
     start = max((c.right_edge.i + 1 for c in root.lefts if c.dep_ == 'poss'), default=0)
-    kept = [t.text_with_ws for t in chunk if _is_content(t) and t.i >= start]
-    return ' '.join(''.join(kept).split())
+    kept = [t for t in chunk if _is_content(t) and t.i >= start]
+    return ' '.join(_joined(kept).split())
 
 
 def find_entities(doc) -> list:

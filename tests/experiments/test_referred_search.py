@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -127,8 +128,8 @@ def test_queries_of_one_outfit_are_redrawn_together():
     ranks = {'a': [1] * 10 + [2] * 10, 'b': [2] * 20}
     run = lines(ranks, seeds=(0,))
     alone = leads(run, 'a', ['b'], 5)['b']
-    run.per_query['family'] = run.per_query['query_id'] // 5  # four outfits, each found or lost as a whole
-    tied = leads(run, 'a', ['b'], 5)['b']
+    outfits = run.per_query.assign(family=run.per_query['query_id'] // 5)  # four, each found or lost as a whole
+    tied = leads(replace(run, per_query=outfits), 'a', ['b'], 5)['b']
     assert tied['high'] - tied['low'] > 1.5 * (alone['high'] - alone['low'])
 
 
@@ -333,8 +334,8 @@ def test_all_methods_of_the_paper_decide_on_size():
     run.per_query, run.titles = pd.concat([run.per_query, crop]), run.titles | {CROP: CROP}
     assert judge_evidence(size_slopes(run, areas, 5)).verdict == 'reproduced'
     steep = run.per_query.method.replace(dict(condvit_category='vit_products', vit_products='condvit_category'))
-    run.per_query = run.per_query.assign(method=steep)
-    assert judge_evidence(size_slopes(run, areas, 5)).verdict == 'not reproduced'
+    exchanged = replace(run, per_query=run.per_query.assign(method=steep))
+    assert judge_evidence(size_slopes(exchanged, areas, 5)).verdict == 'not reproduced'
 
 
 def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():

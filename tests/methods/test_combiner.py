@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from cis_nb import train as T
+from cis_nb.data.roots import cirr_root
 from cis_nb.api import configure
 from cis_nb.core.store import project_root
 from cis_nb.methods import combiner as C
@@ -379,18 +380,18 @@ def test_cirr_lies_in_the_folder_or_beside_the_other_data_and_an_error_names_bot
     (mine / 'cirr').mkdir(parents=True)
     (all_data / 'photos').mkdir(parents=True)
     monkeypatch.delenv('CIS_DATA', raising=False)
-    assert C.cirr_root(str(mine), 30) == (mine / 'cirr').resolve()
+    assert cirr_root(str(mine), 30) == (mine / 'cirr').resolve()
     for data in (str(tmp_path / 'nowhere'), 'published'):
         with pytest.raises(
             FileNotFoundError,
             match=rf"data '{data}': CIRR is neither .*cirr nor a folder cirr in CIS_DATA \(not set\).*data: world",
         ):
-            C.cirr_root(data, 30)
+            cirr_root(data, 30)
     monkeypatch.setenv('CIS_DATA', str(all_data))
     with pytest.raises(FileNotFoundError, match=r'in CIS_DATA \(.*all\)'):
-        C.cirr_root('photos', 30)
+        cirr_root('photos', 30)
     (all_data / 'cirr').mkdir()
-    assert C.cirr_root('photos', 30) == (all_data / 'cirr').resolve()
+    assert cirr_root('photos', 30) == (all_data / 'cirr').resolve()
 
 
 def going_on(run, backbone, **given) -> C.Combiner:
