@@ -278,6 +278,9 @@ def load_cirr(
     b = Task('cirr', task, q, s.load, protocol, s.ids, shared, s.key, ks=tuple(ks or CIRR_KS[task]))
     return b.restrict(paths or [need_file(c.folder / next(iter(c.files.values())), **CIRR_IMAGES)]) if images else b
 
+# %% ../../nbs/02b_benchmarks/02_cirr.ipynb #f8dacea4
+_PARTS = ('captions', 'image_splits')  # folders of the annotations
+
 
 def cirr_of(data: str, scenes: int, split: str = 'val') -> Task:
     "The full task of CIRR below `data`, or of a world of so many scenes; read once in a process."
@@ -285,9 +288,6 @@ def cirr_of(data: str, scenes: int, split: str = 'val') -> Task:
     parts = (root / p for p in ('.', 'cirr', *(f'{at}{p}' for at in ('', 'cirr/') for p in _PARTS)))
     written = [f for part in parts if part.is_dir() for f in (part, *sorted(part.glob('*.json')))]
     return _read_once(root, tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in written), split)
-
-
-_PARTS = ('captions', 'image_splits')  # folders of the annotations
 
 
 @lru_cache(maxsize=8)

@@ -10,10 +10,8 @@ __all__ = ['CONDVIT_SCHEME', 'PUBLISHED_TEXT_MODEL', 'SentenceTexts', 'text_read
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #31d6a391
 import math
-import os
 import textwrap
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -40,7 +38,7 @@ from ..backbones.loading import load_backbone
 from ..backbones.weights import BACKBONES
 from ..core.parameters import one_of, pick_device
 from ..core.plotting import show_grid
-from ..core.store import fingerprint, store_root
+from ..core.store import fingerprint
 from ..data.augmentation import cut_rectangles, stored_size
 from ..data.products import ProductPairs, packed_source, white_squares, without_words
 from .baselines import FeatureMethod
@@ -502,33 +500,15 @@ def training_products(
 ) -> tuple:  # ProductPairs to learn from, name -> Task
     """What the configuration trains on, and the held-out queries that choose its weights; `held_out` is in neither.
     `skipped` of the pairs has what either reader has left out."""
-    read = {name: getattr(config, name) for name in ('products', 'data', 'samples', 'val_samples', 'distractors')}
-    where, words = (store_root(), os.environ.get('CIS_DATA')), tuple(config.held_out)
-    return _products_once(where, config.condition, words, image_size, texts, **read)
-
-
-@lru_cache(maxsize=4)
-def _products_once(
-    where: tuple,  # the files lie
-    condition: str,
-    held_out: tuple,
-    image_size: int,
-    texts: str,
-    products: str,
-    data: str,
-    samples: int,
-    val_samples: int,
-    distractors: int,
-) -> tuple:
-    product_pairs = api.get('benchmark', products).product_pairs
-    pairs = product_pairs(data, 'train', samples, stored_size(image_size))  # for all seeds the same
-    val = product_pairs(data, 'val', val_samples, image_size, 0, distractors)
-    pairs, val = without_words(pairs, held_out), without_words(val, held_out)
+    product_pairs = api.get('benchmark', config.products).product_pairs
+    pairs = product_pairs(config.data, 'train', config.samples, stored_size(image_size))  # for all seeds the same
+    val = product_pairs(config.data, 'val', config.val_samples, image_size, 0, config.distractors)
+    pairs, val = without_words(pairs, config.held_out), without_words(val, config.held_out)
     if texts == 'nouns':
         pairs, val = with_nouns(pairs), with_nouns(val)
     val.images = packed_source(val.images, image_size)
     pairs.skipped |= {f'{reason} (validation)': names for reason, names in val.skipped.items()}
-    return pairs, {'products': product_task(val, condition)}
+    return pairs, {'products': product_task(val, config.condition)}
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #218666f6
 def product_strips(stream: ProductStream, condition: str):

@@ -32,7 +32,7 @@ def _family_draws(families: tuple, n: int, seed: int) -> list:  # of (n,F), for 
     rng = np.random.default_rng(seed)
     return [_draw_counts(F, n, rng) for F in families]
 
-
+# %% ../../nbs/02a_retrieval/01_statistics.ipynb #d806f1d5
 def _resampled(v, of, counts, median: bool = False) -> np.ndarray:  # (n,) or (n,S)
     "Means or medians of `v` (Q,) or (Q,S) in each resample; `of`: the family of each query."
     if median:
