@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from process_trees import is_running
 
 from cis_nb.book import preload
 from cis_nb.book.preload import can_preload, preload_server
@@ -57,11 +58,7 @@ def said(p) -> dict:
 def ended(pid: int, seconds: float = 10) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        try:
-            with open(f'/proc/{pid}/stat') as f:
-                if f.read().rsplit(')', 1)[1].split()[0] == 'Z':
-                    return True
-        except (FileNotFoundError, ProcessLookupError):
+        if not is_running(pid):
             return True
         time.sleep(0.02)
     return False

@@ -9,6 +9,14 @@ from pathlib import Path
 from projects import ROOT
 
 
+def is_running(pid: int) -> bool:
+    "Does a process exist that is no zombie (Linux)? It may end while it is looked at."
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def processes_of(store) -> dict:  # process id -> command line
     "The running processes whose environment names a run store (Linux)."
     found = {}

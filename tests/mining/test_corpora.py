@@ -17,6 +17,7 @@ import pytest
 import spacy
 import torch
 from hypothesis import example, given, settings, strategies as st
+from process_trees import is_running
 from projects import DATA
 from cis_nb.core.store import store_root
 from cis_nb.mining import corpora as C
@@ -441,9 +442,7 @@ def test_a_killed_corpus_goes_on_where_it_was_and_leaves_no_process_behind(store
     run.wait()
 
     def alive():
-        return [
-            c for c in children if Path(f'/proc/{c}').exists() and ') Z ' not in Path(f'/proc/{c}/stat').read_text()
-        ]
+        return [c for c in children if is_running(c)]
 
     while alive() and time.time() < end:
         time.sleep(0.1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from process_trees import is_running
 from safetensors.torch import load_file
 from cis_nb.core.store import project_root
 from cis_nb.training.launch import launch
@@ -177,14 +178,6 @@ def test_the_error_of_a_process_arrives(toys):
         launch('light_toys_of_launch:fails', 2, ['dies'])
     with pytest.raises(ValueError, match="function 'toys_of_launch:missing' cannot be imported"):
         launch('toys_of_launch:missing', 2)
-
-
-def is_running(pid: int) -> bool:
-    "Does a process exist that is no zombie?"
-    try:
-        return Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
