@@ -212,7 +212,12 @@ class EncodedQueries:
 
     def __init__(self, method, q):
         self.name, self.title, self.backbone, self.score = method.name, method.title, method.backbone, method.score
-        self.fingerprint, self.encode_gallery, self.q = method.fingerprint, method.encode_gallery, q
+        self.method, self.encode_gallery, self.q = method, method.encode_gallery, q
+
+    @property
+    def fingerprint(self) -> str:
+        "That of the method; computed where it is asked for."
+        return self.method.fingerprint
 
     def encode_queries(self, queries) -> torch.Tensor:
         "The queries as they were given."
@@ -264,7 +269,7 @@ def choose_sampler(entries: list, samplers: list, tasks: dict) -> ChosenSampler:
     own, methods = sampler_of(entries[0].method), [e.method for e in entries]
     every = list(dict.fromkeys([*samplers, own]))
     keep_states(entries, tasks.values())
-    about = dict(samplers=every, methods=[m.fingerprint for m in methods])
+    about = dict(samplers=every, runs=[e.run.name for e in entries], sampling=[vars(m.sampling) for m in methods])
 
     def make():
         return dict(scores=sampler_scores(entries, every, tasks))
