@@ -144,6 +144,7 @@ def shift_study(
     a: str = 'product',
     b: str = 'none',
     seed: int = 0,
+    sets=(),  # the benchmarks; all if none is named
 ) -> ShiftStudy:
     "Two variants of a sweep, ranked with the shift removed, unchanged and doubled."
     pair, q = [e for e in trained_only(run) if e.name in (a, b)], run.per_query
@@ -153,6 +154,7 @@ def shift_study(
         else q[(q.task == t) & q.method.isin([a, b])]
         for how, times in SHIFTS.items()
         for t, task in run.sets.items()
+        if t in (sets or run.sets)
     }
     return ShiftStudy(a, b, titles, rankings, seed)
 
