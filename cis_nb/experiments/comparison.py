@@ -30,7 +30,7 @@ def with_seed(per_query) -> pd.DataFrame:
 
 
 def seeds(per_query, method: str) -> list:
-    "The seeds of a method's trainings; empty if it has none."
+    "The training seeds of a method; empty if it has none."
     t = with_seed(per_query)
     return sorted(set(t.seed[t.method == method]) - {UNTRAINED})
 
@@ -86,7 +86,7 @@ def _grouped_by_seeds(wide: pd.DataFrame, weights: dict) -> dict:  # seeds -> (Q
 
 
 def _alone(parts: dict, drawn: list, tasks) -> dict:  # by_seed, seed_intervals
-    "The sum for each seed of the trainings with its own interval, if all trained methods have the same seeds."
+    "The weighted sum for each training seed with its own interval, if all trained methods have the same seeds."
     trained = [s for s in parts if s != (UNTRAINED,)]
     if len(trained) != 1:
         return dict(by_seed=[], seed_intervals=[])
@@ -152,7 +152,7 @@ def opposite(c: dict) -> dict:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #f315e1db
 TOO_FEW = 'too few queries'  # a verdict
-LEAST_SEEDS = 3  # fewer say nothing about the spread between trainings
+LEAST_SEEDS = 3  # fewer give no estimate of the spread between seeds
 
 
 def queries_needed(c: dict, limit: float) -> int:  # 0: these are enough
@@ -232,7 +232,7 @@ def doubt_note(found) -> str:
     if any('p_corrected' in c for c in found):
         words.append(f'Holm’s correction for {len(found)} comparisons')
     if few:
-        words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between trainings is not known')
+        words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between seeds is not known')
     return '; '.join(words) + '.'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #2ef8e55b

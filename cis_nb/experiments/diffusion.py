@@ -158,7 +158,7 @@ TRAIN_SPLITS = ('cirr', 'fashioniq')  # benchmarks that have one
 
 
 def tuning_benchmarks(p: dict) -> list:  # of Benchmark
-    "What the tuned sum is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
+    "What Image + Text is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
     if is_world(p['data']):
         return [one_benchmark(p | dict(world_seed=p['tune_seed'], draws=1), name) for name in p['tuned_on']]
     named = [n.partition('=')[0] for n in p['tuned_on']]
@@ -166,7 +166,7 @@ def tuning_benchmarks(p: dict) -> list:  # of Benchmark
 
 
 def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
-    "The tuned sum and the score product, set on the tasks of some benchmarks."
+    "Image + Text, tuned, and the score product, set on the tasks of some benchmarks."
     tasks = {task.task: task for b in benchmarks for task in b.tasks.values()}
 
     def validation(task):
@@ -428,7 +428,7 @@ def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, ta
 
 
 def count_queries(run: MatrixRun, benchmark: str) -> int:
-    "The queries of a benchmark, by the part of its name before a slash; one that stands in two tasks counts once."
+    "The queries of a benchmark, by the part of its name before a slash; one that is in two tasks counts once."
     mine = run.per_query[run.per_query.benchmark.str.split('/').str[0] == benchmark]
     return mine.query_id.nunique()
 
@@ -473,7 +473,7 @@ def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None
     return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v), role=BY_CONSTRUCTION)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
-PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained stands beside CompoDiff
+PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained is shown beside CompoDiff
 
 
 def pseudo_word_of(run: MatrixRun) -> str:
@@ -1351,11 +1351,14 @@ def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
     }
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #c48d26f3
-COMPOSITION_ORDER = [('pic2word', 'combiner_synthetic'), ('pic2word', ZERO_SHOT)]  # C07, besides the sum's lead
+COMPOSITION_ORDER = [
+    ('pic2word', 'combiner_synthetic'),
+    ('pic2word', ZERO_SHOT),
+]  # C07, besides Image + Text
 
 
 def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
-    """C07 (R@1 of the sum minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
+    """C07 (R@1 of Image + Text minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
     object composition was ranked."""
     mine = whole_references(run.per_query[run.per_query.benchmark == 'composition'])
     there, lines = {*mine.method}, []

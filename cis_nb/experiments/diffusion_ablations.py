@@ -172,7 +172,7 @@ def denoiser_note(p: dict) -> str:
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #ae9fb409
 def differences_finding(run: MatrixRun, found: dict, base: str) -> str:
-    "Each variant and the late fusions but the even sum against `base` on every benchmark, in words."
+    "Each variant, Image + Text, tuned, and the score product against `base` on every benchmark, in words."
     said, left_out = [], {'image_text', *CONTROL_ROWS}
     for name, title in metric_titles(run).items():
         words = [
@@ -890,7 +890,7 @@ def sampler_sentence(sampled: dict) -> str:
 
 
 def image_triplet_rates(backbone, pretrained: str, world_images: int, n: int, quantile: float = 0.1) -> dict:
-    """Image triplets per processor second of the world: pictures are drawn for at most `n` caption triplets and scored;
+    """Image triplets per processor second of the world: images are drawn for at most `n` caption triplets and scored;
     each filter removes the share `quantile`."""
     mined = mine_keyword_triplets(
         backbone=backbone.name, pretrained=pretrained, world_images=world_images, device=str(backbone.device)
