@@ -92,7 +92,7 @@ def products_left_out(p: dict, image_size: int) -> tuple:  # kept, left out
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #9353253a
 def start_fusions(p: dict, model) -> list:  # of LateFusion
-    """Image + Text, tuned, and the score product of the start, set on the queries that choose weights of the runs in `p`;
+    """Image + Text, tuned, and the score product of the start, set on the queries that choose weights of the runs;
     no held-out word is among them."""
 
     def held_out(task):
