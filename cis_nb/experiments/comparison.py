@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'SEEDS_NOTE', 'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits',
            'task_mean', 'contrast', 'compare', 'opposite', 'queries_needed', 'corrected', 'verdict', 'format_interval',
-           'change', 'seeds_apart', 'seeds_in_words', 'format_difference', 'difference_cell', 'forest_rows',
-           'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds', 'read_printed',
-           'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds', 'lead_in_words',
-           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
+           'change', 'seeds_apart', 'seeds_in_words', 'format_difference', 'brief_difference', 'difference_cell',
+           'forest_rows', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds',
+           'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds',
+           'lead_in_words', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -210,6 +210,11 @@ def format_difference(c: dict, said=verdict) -> str:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #05102870
 SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies on the side of zero of the difference'
+
+
+def brief_difference(c: dict, said=verdict) -> str:
+    "A difference with its interval and its verdict (or its `change`), for a finding."
+    return f'{format_interval(c)} ({said(c)})'
 
 
 def difference_cell(c: dict, said=verdict) -> str:

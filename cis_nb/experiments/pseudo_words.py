@@ -239,14 +239,13 @@ def order_table(run: MatrixRun, benchmarks: list, seed: int = 0) -> pd.DataFrame
     return pd.DataFrame(rows, columns=['', *heads, 'B and A − A and B', 'average − A and B'])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c6405fd5
-def group_table(found: pd.DataFrame, group: str, titles: dict, heading: str) -> pd.DataFrame:
-    "Groups against methods: value and interval. `found` has the columns `group`, method, value, low, high, n."
-    cells = {
-        (r[group], r['method']): f'{r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}]' for _, r in found.iterrows()
-    }
+def group_table(found: pd.DataFrame, group: str, titles: dict) -> pd.DataFrame:
+    "Methods against groups: value and interval; a heading has the queries of its group. `found`: a line a cell."
+    values = [f'{r.value:.0f} [{r.low:.0f}, {r.high:.0f}]' for r in found.itertuples()]
+    wide = found.assign(cell=values).pivot(index='method', columns=group, values='cell').loc[[*titles]]
     sizes = dict(zip(found[group], found.n))
-    rows = [[g.replace('_', ' '), int(size), *(cells[g, m] for m in titles)] for g, size in sizes.items()]
-    return pd.DataFrame(rows, columns=[heading, 'queries', *titles.values()])
+    heads = {g: f'{g.replace("_", " ")} ({n:,} queries)' for g, n in sizes.items()}
+    return wide[[*sizes]].rename(columns=heads).set_axis([*titles.values()]).rename_axis('method').reset_index()
 
 
 def sets_table(run: MatrixRun, names: dict) -> pd.DataFrame:
