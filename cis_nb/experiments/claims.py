@@ -258,7 +258,7 @@ def type_hurts(run) -> list:
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #1becd0ce
 GENERAL = ('image_only', 'text_only', 'image_text', 'combiner_cirr')
-LATE_FUSIONS = BASELINES[1:]  # beside the even sum of the paper
+LATE_FUSIONS = BASELINES[1:]  # beside Image + Text with equal weights, as in the paper
 
 
 def strongest(run, methods, task, k=1) -> str:
@@ -701,7 +701,7 @@ CLAUSES = {'reproduced': 'holds', 'not reproduced': 'does not hold'}  # verdict 
 
 
 def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> str:
-    "An outcome, one clause a line with its verdict; judged clauses that do not hold stand between two `BOLD`."
+    "An outcome, one clause a line with its verdict; judged clauses that do not hold are between two `BOLD`."
     if not comparisons:
         return LINE_BREAK.join(outcome.split('; '))
     clauses = {}  # line -> the comparisons that it stands for

@@ -192,7 +192,7 @@ def untested(what: str) -> dict:
 
 
 def as_own(lines: list) -> list:
-    "Lines of evidence as own comparisons of this book: they stand beside a claim and are not judged."
+    "Lines of evidence as own comparisons of this book: they are shown beside a claim and are not judged."
     return [dict(c, role=OWN_COMPARISON) for c in lines]
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #2595e8ed

@@ -10,20 +10,20 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'SENTENCES', 'PRINTE
            'tuned_on', 'in_sentences', 'one_benchmark', 'evenly', 'all_benchmarks', 'with_controls_and_rerankers',
            'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note',
            'rerank_note', 'steps_in_words', 'sampler_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label',
-           'regime', 'beside_printed', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
-           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
-           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
-           'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share',
-           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point',
-           'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
-           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
-           'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
-           'claimed_scores', 'trade_words', 'inactive_weights', 'negative_words', 'mask_words', 'place_words',
-           'tuned_words', 'against_baselines', 'cirr_words', 'compodiff_finding', 'control_evidence',
-           'zero_shot_evidence', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence',
-           'compodiff_evidence']
+           'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
+           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
+           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines',
+           'negative_search', 'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries',
+           'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row',
+           'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of',
+           'scene_scores', 'EncodedQueries', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure',
+           'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks',
+           'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows',
+           'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results',
+           'guidance_finding', 'claimed_scores', 'trade_words', 'inactive_weights', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
+           'compodiff_finding', 'compodiff_reading', 'control_evidence', 'zero_shot_evidence', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, replace
@@ -53,6 +53,7 @@ from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, claim_evidence, untested
 from cis_nb.experiments.comparison import (
+    brief_difference,
     change,
     compare,
     contrast,
@@ -61,6 +62,7 @@ from cis_nb.experiments.comparison import (
     difference_cell,
     format_difference,
     format_interval,
+    lead_in_words,
     of_seed,
     opposite,
     over_seeds,
@@ -158,7 +160,7 @@ TRAIN_SPLITS = ('cirr', 'fashioniq')  # benchmarks that have one
 
 
 def tuning_benchmarks(p: dict) -> list:  # of Benchmark
-    "What the tuned sum is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
+    "What Image + Text is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
     if is_world(p['data']):
         return [one_benchmark(p | dict(world_seed=p['tune_seed'], draws=1), name) for name in p['tuned_on']]
     named = [n.partition('=')[0] for n in p['tuned_on']]
@@ -166,7 +168,7 @@ def tuning_benchmarks(p: dict) -> list:  # of Benchmark
 
 
 def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
-    "The tuned sum and the score product, set on the tasks of some benchmarks."
+    "Image + Text, tuned, and the score product, set on the tasks of some benchmarks."
     tasks = {task.task: task for b in benchmarks for task in b.tasks.values()}
 
     def validation(task):
@@ -418,6 +420,18 @@ def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
     rows += [[run.titles[m], 'not in this table of the paper', *ours(m)] for m in rest]
     return pd.DataFrame(rows, columns=['method', 'regime', 'numbers of', *(h for _, h in columns.values())])
 
+
+def joined_cutoffs(table: pd.DataFrame) -> pd.DataFrame:
+    "A table of `beside_printed` in which the recalls of one task share a cell, so that it fits on a page."
+    by_task, out = {}, table.iloc[:, :3].copy()
+    for heading in table.columns[3:]:
+        by_task.setdefault(heading.rpartition(' ')[0], []).append(heading)
+    for task, headings in by_task.items():
+        cells = table[headings].agg(' / '.join, axis=1)
+        cutoffs = ' / '.join(h.rpartition(' ')[2] for h in headings)
+        out[f'{task} {cutoffs}'] = cells.where(cells.str.contains(r'\d'), '–')
+    return out
+
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #990d9b5c
 def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, task, metric, k) -> row of `over_seeds`
     "The results of a benchmark, by the part of its name before a slash; seeds joined."
@@ -428,7 +442,7 @@ def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, ta
 
 
 def count_queries(run: MatrixRun, benchmark: str) -> int:
-    "The queries of a benchmark, by the part of its name before a slash; one that stands in two tasks counts once."
+    "The queries of a benchmark, by the part of its name before a slash; one that is in two tasks counts once."
     mine = run.per_query[run.per_query.benchmark.str.split('/').str[0] == benchmark]
     return mine.query_id.nunique()
 
@@ -473,7 +487,7 @@ def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None
     return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v), role=BY_CONSTRUCTION)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
-PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained stands beside CompoDiff
+PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained is shown beside CompoDiff
 
 
 def pseudo_word_of(run: MatrixRun) -> str:
@@ -1080,7 +1094,7 @@ def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> 
 def beside_words(run: GuidanceRun, beside: MatrixRun, found: dict, k: int) -> str:
     "R@k at the weights of the training minus that of the strongest baseline, in words."
     m = strongest_baseline([e.method for e in beside.entries], run.tasks)
-    difference = format_difference(found[m, k])
+    difference = brief_difference(found[m, k])
     return f'R@{k} at the weights of the training minus {beside.titles[m]}, the strongest baseline: {difference}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
@@ -1168,7 +1182,7 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
     "The best point, what each weight moves, and whether the ends of a weight hurt."
     w_image, w_text, best = best_point(grid, k)
-    moved = {words: format_difference(c, change) for words, c in trade_words(grid, at, seed).items()}
+    moved = {words: brief_difference(c, change) for words, c in trade_words(grid, at, seed).items()}
     losses = extreme_losses(grid, at, k, seed).values()
     hurt = sum(verdict(c) == 'better' for c in losses)
     here = grid_values(grid, k=k).loc[at[1], at[0]]
@@ -1261,28 +1275,43 @@ def against_baselines(run: MatrixRun, found: dict) -> str:
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for name, _ in found)}
     said = [verdict(found[pair]) for pair in strongest.items() if pair in found]
     better, worse = said.count('better'), said.count('worse')
-    return f'Against the strongest baseline of each benchmark: better on {better} of {len(said)}, worse on {worse}'
+    return f'against the strongest baseline of each benchmark better on {better} of {len(said)}, worse on {worse}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
+def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
+    "Stage 2 on CIRR minus the strongest baseline and the rivals on its triplets, of `found` as of `diffusion_leads`."
+    rivals = (strongest_on(run, 'cirr'), *SYNTHETIC_RIVALS) if 'cirr' in run.benchmarks else ()
+    return {r: found['cirr', r] for r in rivals if ('cirr', r) in found}
+
+
 def cirr_words(run: MatrixRun, found: dict) -> str:
-    "CIRR R@1 of stage 2, minus the strongest baseline and minus the rivals on its triplets; empty without CIRR."
+    "CIRR R@1 of stage 2 beside each of `cirr_rivals`; empty without CIRR."
     if 'cirr' not in run.benchmarks:
         return ''
-    baseline = strongest_on(run, 'cirr')
-    rivals = {r: run.titles[r] for r in (baseline, *SYNTHETIC_RIVALS) if ('cirr', r) in found}
-    titled = rivals | {baseline: f'{run.titles[baseline]} (the strongest baseline)'}
-    minus = [f'minus {titled[r]} {format_difference(found["cirr", r])}' for r in rivals]
-    rows = main_rows('cirr', run.results).set_index('method')
-    return '; '.join([f'CIRR R@1 of stage 2 {rows.value[ZERO_SHOT]:.1f} %', *minus])
+    value = main_rows('cirr', run.results).set_index('method').value[ZERO_SHOT]
+    return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *map(lead_in_words, cirr_rivals(run, found).values())])
 
 
-def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> str:
-    """The verdicts: baselines and rivals (`diffusion_leads`), forbidden results and masks (`search_effects`; `placed`
-    is empty without drawn pairs)."""
-    searches = [negative_words(negative), mask_words(masked), place_words(placed)]
+def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
+    "A line for each of `cirr_rivals`; None without CIRR."
+    shown = {f'− {run.titles[r]}': c for r, c in cirr_rivals(run, found).items()}
+    title = f'{run.titles[ZERO_SHOT]} − rival'
+    return forest(forest_rows(shown), 'difference in CIRR R@1, points', title) if shown else None
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510d
+def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict) -> str:
+    "Stage 2 against baselines and rivals (`diffusion_leads`); effects of negative texts and masks (`search_effects`)."
+    text = brief_difference(negative[ZERO_SHOT, 'forbidden', 'none', 'forbidden'], change)
+    mask = brief_difference(masked[ZERO_SHOT, 'mask', 'none', 'localised'])
+    first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
+    return f'{first}. Forbidden objects with a negative text {text} points, localisation by a mask {mask}'
+
+
+def compodiff_reading(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> list:  # of texts
+    "Sampler, fine-tuning, negative texts and masks with their controls; `placed` is empty without drawn pairs."
     sampler = f'Stage 2 ranks with {steps_in_words(zero_shot_entries(run.entries)[0].method)} of the sampler'
-    parts = [sampler, cirr_words(run, found), against_baselines(run, found), *tuned_words(run, found), *searches]
-    return '. '.join(filter(None, parts))
+    searches = [negative_words(negative), mask_words(masked), place_words(placed)]
+    return [sampler, *tuned_words(run, found), *filter(None, searches)]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
 def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines
@@ -1351,11 +1380,14 @@ def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
     }
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #c48d26f3
-COMPOSITION_ORDER = [('pic2word', 'combiner_synthetic'), ('pic2word', ZERO_SHOT)]  # C07, besides the sum's lead
+COMPOSITION_ORDER = [
+    ('pic2word', 'combiner_synthetic'),
+    ('pic2word', ZERO_SHOT),
+]  # C07, besides Image + Text
 
 
 def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
-    """C07 (R@1 of the sum minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
+    """C07 (R@1 of Image + Text minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
     object composition was ranked."""
     mine = whole_references(run.per_query[run.per_query.benchmark == 'composition'])
     there, lines = {*mine.method}, []

@@ -9,20 +9,20 @@ __all__ = ['CONTROL_ROWS', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGE
            'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding',
            'validation_queries', 'validation_scores', 'ChosenGuidance', 'choose_guidance', 'step_name', 'with_steps',
            'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'step_evidence', 'step_rows', 'step_count_figure',
-           'queries_per_second', 'step_count_table', 'step_finding', 'guidance_words', 'chosen_table', 'chosen_note',
-           'steps_note', 'printed_steps', 'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes',
-           'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
-           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
-           'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
-           'RandomDenoising', 'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates',
-           'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters', 'projected_hours',
-           'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements', 'denoiser_measurements',
-           'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table', 'triplet_measurements',
-           'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence', 'state_variants',
-           'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_steps', 'state_differences', 'state_table',
-           'state_forest', 'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
-           'steadiness_evidence', 'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants',
-           'printed_captions', 'compared_settings', 'settings_table']
+           'queries_per_second', 'step_count_table', 'step_finding', 'chosen_table', 'chosen_note', 'steps_note',
+           'printed_steps', 'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants',
+           'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure',
+           'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
+           'forgetting_evidence', 'caption_comparisons', 'caption_forest', 'RandomDenoising', 'denoiser_training_rates',
+           'random_queries', 'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table', 'form_evidence',
+           'form_finding', 'published_parameters', 'projected_hours', 'projected_hours_table', 'denoiser_rate_table',
+           'sampler_measurements', 'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates',
+           'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table',
+           'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets',
+           'state_steps', 'state_differences', 'state_table', 'state_forest', 'state_finding', 'with_other_start',
+           'train_predictions', 'training_curves', 'loss_changes', 'steadiness_evidence', 'prediction_evidence',
+           'prediction_finding', 'prediction_figure', 'printed_variants', 'printed_captions', 'compared_settings',
+           'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import json
@@ -55,6 +55,7 @@ from ..core.store import manifest, project_root
 from .combiner_ablations import claim_evidence, needed_for, untested
 from cis_nb.experiments.comparison import (
     UNTRAINED,
+    brief_difference,
     contrast,
     corrected,
     difference_cell,
@@ -172,7 +173,7 @@ def denoiser_note(p: dict) -> str:
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #ae9fb409
 def differences_finding(run: MatrixRun, found: dict, base: str) -> str:
-    "Each variant and the late fusions but the even sum against `base` on every benchmark, in words."
+    "Each variant, Image + Text, tuned, and the score product against `base` on every benchmark, in words."
     said, left_out = [], {'image_text', *CONTROL_ROWS}
     for name, title in metric_titles(run).items():
         words = [
@@ -373,31 +374,24 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
     return pd.DataFrame(table)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
-def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int, chosen: list) -> str:
-    """Scores at the fewest, five and the most steps beside `base` steps, the late fusions, the chosen guidance weights,
-    and the times, in words."""
+def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int) -> str:
+    "Scores at the fewest, five and the most steps beside `base` steps, the late fusions, and the times, in words."
     steps, said = sorted(alone), []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in alone and n != base]
     for name, title in metric_titles(run).items():
         value = main_rows(name, run.results).set_index('method').value
-        less = [f'{n} {format_difference(found[step_name(n), name])}' for n in shown]
+        less = [f'{n} {brief_difference(found[step_name(n), name])}' for n in shown]
         sums = [f'{run.titles[m]} {value[m]:.1f}' for m in BASELINES if m in value]
         head = f'{title} with {base} steps {value[step_name(base)]:.1f}'
         said.append(f'{head}; minus that, steps: {", ".join(less)}; {", ".join(sums)}')
     rates = queries_per_second(batch, rows)
     ms = ', '.join(f'{n}: {1000 * alone[n].value:.0f} ms' for n in dict.fromkeys([steps[0], base, steps[-1]]))
-    said.append(f'Guidance weights w_I / w_T, chosen on validation queries, steps: {guidance_words(chosen)}')
     said.append(f'One query alone, steps: {ms}; {rates[base].value:,.0f} queries/s with {base} in batches')
     return '. '.join(said)
 
 
-def guidance_words(chosen: list) -> str:
-    "The chosen weights of each number of steps (`chosen`: of ChosenGuidance)."
-    return ', '.join(f'{c.steps}: {c.at[0]:g} / {c.at[1]:g}' for c in chosen)
-
-
 def chosen_table(chosen: list) -> pd.DataFrame:
-    "The chosen weights with their scores on the validation queries, beside the weights of the training."
+    "Weights with their scores on the validation queries, beside those of the training (`chosen`: of ChosenGuidance)."
     rows = [[c.steps, f'{c.at[0]:g}', f'{c.at[1]:g}', f'{c.score:.1f}', f'{c.trained_score:.1f}'] for c in chosen]
     return pd.DataFrame(rows, columns=['steps', 'w_I', 'w_T', 'score, %', 'at the weights of the training, %'])
 
@@ -890,7 +884,7 @@ def sampler_sentence(sampled: dict) -> str:
 
 
 def image_triplet_rates(backbone, pretrained: str, world_images: int, n: int, quantile: float = 0.1) -> dict:
-    """Image triplets per processor second of the world: pictures are drawn for at most `n` caption triplets and scored;
+    """Image triplets per processor second of the world: images are drawn for at most `n` caption triplets and scored;
     each filter removes the share `quantile`."""
     mined = mine_keyword_triplets(
         backbone=backbone.name, pretrained=pretrained, world_images=world_images, device=str(backbone.device)

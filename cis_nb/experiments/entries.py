@@ -152,7 +152,7 @@ def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) ->
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #49917db7
 def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=None) -> list:
-    """All seeds of all trainings.
+    """All seeds of all trained methods.
     TypeError if `trainings` is one text; ValueError if two give the same variant of a method."""
     if isinstance(trainings, str):
         raise TypeError(

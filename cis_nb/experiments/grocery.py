@@ -84,7 +84,7 @@ class GroceryRun:
     folders: list  # the rankings
     lines: pd.DataFrame  # a line per group, method, seed and query
     titles: dict  # method, and method with FILTERED, -> title
-    weight: float  # of the words in the tuned sum
+    weight: float  # of the text in Image + Text, tuned
     learned: list  # products of the trainings
 
     @property

@@ -237,7 +237,7 @@ def held_out_tasks(backbone, data: str, products: int, conditions, seed: int = 0
 
 
 def late_fusions(backbone, data: str, products: int, conditions, seed: int = 0) -> list:  # of LateFusion
-    "The tuned sum and the score product, set on `held_out_tasks`."
+    "Image + Text, tuned, and the score product, set on `held_out_tasks`."
     tasks = held_out_tasks(backbone, data, products, conditions, seed)
 
     def held_out(task):
@@ -326,7 +326,7 @@ def cropped_entries(p: dict, backbone) -> list:  # of Entry
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #8b0129de
 def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
-    """CondViT before training, the tuned sum (`val_products` of the validation split; 0: none), `prompts`, `cropped`
+    """CondViT before training, late fusions (`val_products` of the validation split; 0: none), `prompts`, `cropped`
     and `checkpoints` of an experiment's parameters, for `run_referred`."""
 
     def others(backbone, benchmark) -> list:
@@ -347,11 +347,11 @@ FILTER_NOTE = (
 RIVAL_NOTES = dict(
     tuned='*Tuned* is Image + Text with the weight that is best on validation products; the score product multiplies'
     ' the cosines to image and text, each moved by its range among validation products.',
-    crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box* it is an'
-    ' upper bound, since it reads annotations.',
+    crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box*,'
+    ' which is an annotation, it is an upper bound.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
     prompt='A pseudo-word’s *chosen* prompt is the one of several that is best on validation products.',
-    clip4cir='CLIP4Cir fine-tunes CLIP on the sum of its features first, then trains a Combiner.',
+    clip4cir='CLIP4Cir fine-tunes CLIP with the sum of its features as the query first, then trains a Combiner.',
 )  # kind of rival -> what it is
 RIVAL_NAMES = dict(
     tuned='Image + Text with a tuned weight, the score product',
@@ -379,7 +379,7 @@ def is_filtered(method: str) -> bool:
 
 
 def rival_notes(run: ReferredRun) -> str:
-    "What each kind of rival in a run is, the weights of the tuned sum, and the kinds that it lacks, as Markdown."
+    "What each kind of rival in a run is, the weights of late fusion, and the kinds that it lacks, as Markdown."
     kinds = {rival_kind(e) for e in run.entries}
     notes = [FILTER_NOTE] if any(map(is_filtered, run.titles)) else []
     notes += [note for kind, note in RIVAL_NOTES.items() if kind in kinds]
