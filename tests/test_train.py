@@ -130,6 +130,17 @@ def test_a_mistake_names_its_file(given, said, monkeypatch):
             T.settings(given, source)
 
 
+def test_all_data_are_looked_for_before_any_work(tmp_path, store, monkeypatch):
+    "The captions are there and would be parsed for hours before the validation set is opened."
+    (tmp_path / 'data' / 'captions').mkdir(parents=True)
+    (tmp_path / 'data' / 'captions' / 'flickr8k_train.txt.gz').touch()
+    monkeypatch.setenv('CIS_DATA', str(tmp_path / 'data'))
+    given = dict(method='lincir', corpus='captions/flickr8k_train.txt.gz', data='published', validation='cirr')
+    with pytest.raises(FileNotFoundError, match='cirr: Get it from .*; licence: .*; size: about') as e:
+        T.train_or_load(T.settings(given))
+    assert 'flickr8k_train' not in str(e.value) and not store_root().exists()
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     'backbone, words',
