@@ -130,15 +130,24 @@ def test_a_mistake_names_its_file(given, said, monkeypatch):
             T.settings(given, source)
 
 
-def test_all_data_are_looked_for_before_any_work(tmp_path, store, monkeypatch):
-    "The captions are there and would be parsed for hours before the validation set is opened."
-    (tmp_path / 'data' / 'captions').mkdir(parents=True)
-    (tmp_path / 'data' / 'captions' / 'flickr8k_train.txt.gz').touch()
+@pytest.mark.parametrize('method', ['lincir', 'pic2word', 'searle'])
+def test_the_validation_set_is_looked_for_before_the_training_data_are_read(tmp_path, store, monkeypatch, method):
+    "Captions and images are there, and would be read for hours."
+    folder(tmp_path / 'data' / 'photos', 6, 'captions.csv', 'image,caption\n000.jpg,a dog')
+    (tmp_path / 'data' / 'captions.txt').write_text('a dog in the snow\n')
     monkeypatch.setenv('CIS_DATA', str(tmp_path / 'data'))
-    given = dict(method='lincir', corpus='captions/flickr8k_train.txt.gz', data='published', validation='cirr')
-    with pytest.raises(FileNotFoundError, match='cirr: Get it from .*; licence: .*; size: about') as e:
-        T.train_or_load(T.settings(given))
-    assert 'flickr8k_train' not in str(e.value) and not store_root().exists()
+    corpus = dict(corpus='captions.txt', parser='world') if method == 'lincir' else {}
+    with pytest.raises(FileNotFoundError, match='CIRR is neither .*Get it from .*; licence: .*; size: about'):
+        T.train_or_load(T.settings(dict(method=method, data='photos', **corpus)))
+    assert {p.name for p in store_root().glob('*')} <= {'synthetic', 'phrases'}
+
+
+def test_all_missing_data_of_a_training_are_told_at_once(tmp_path, store, monkeypatch):
+    monkeypatch.setenv('CIS_DATA', str(tmp_path))
+    with pytest.raises(FileNotFoundError) as e:
+        T.train_or_load(T.settings(dict(method='lincir', corpus='captions/cc3m.txt.gz', data='flickr8k')))
+    assert re.findall(r'^(\S+): Get it from .*; licence: ', str(e.value), re.M) == ['flickr8k', 'captions/cc3m.txt.gz']
+    assert not store_root().exists()
 
 
 @pytest.mark.e2e

@@ -179,7 +179,7 @@ def cirr_root(data: str, queries: int = 200, seed: int = 0) -> Path:
         raise FileNotFoundError(
             f'data {data!r}: CIRR is neither {inside} nor a folder cirr in CIS_DATA '
             f'({os.environ.get("CIS_DATA", "not set")}). Put it in one of the two places, '
-            'or use data: world, whose own CIRR chooses the weights'
+            f'or use data: world, whose own CIRR chooses the weights. {source_facts(*SOURCES["cirr"])}'
         ) from None
 
 # %% ../../nbs/00b_data/00_roots.ipynb #9276adb6
