@@ -249,9 +249,12 @@ def lrvsf_held_out_pairs(root, n: int, distractors: int, size: int) -> ProductPa
     pairs = pairs[pairs.simple.isin(rows) & pairs.complex.isin(rows)].reset_index(drop=True)
     simple = pairs.assign(image=pairs.simple, captions=[_captions(row) for row in pairs.itertuples()])
     complex = pairs.assign(image=pairs.complex)[list(COMPLEX_COLUMNS)]
+    category = dict(zip(d.distractors.image, d.distractors.category))
     others = [i for i in others if i in rows]
+    known = [category[i] for i in others]
+    given = dict(skipped=skipped, distractor_categories=known if None not in known else [])
     readable = replace(source, ids=list(rows), packed_squares=lambda pixels: white_squares(source, pixels, Skipped()))
-    return ProductPairs(readable, simple[list(SIMPLE_COLUMNS)], complex, others, 'lrvsf', skipped=skipped)
+    return ProductPairs(readable, simple[list(SIMPLE_COLUMNS)], complex, others, 'lrvsf', **given)
 
 
 def product_pairs(data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0) -> ProductPairs:

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['CONTROL_ROWS', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'ONE_STEP', 'PREDICTS_X0', 'PREDICTS_NOISE',
            'PREDICTION_VARIANTS', 'CURVE_COLUMNS', 'PRINTED_METRICS', 'SETTING_FIELDS', 'PRINTED_BACKBONES',
-           'benchmark_scores', 'rank_denoisers', 'train_denoisers', 'denoiser_differences', 'metric_titles',
-           'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding',
-           'validation_queries', 'validation_scores', 'ChosenGuidance', 'choose_guidance', 'step_name', 'with_steps',
-           'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'step_evidence', 'step_rows', 'step_count_figure',
-           'queries_per_second', 'step_count_table', 'step_finding', 'chosen_table', 'chosen_note', 'steps_note',
+           'benchmark_scores', 'validation_queries', 'guidance_points', 'variant_samplers', 'rank_denoisers',
+           'train_denoisers', 'denoiser_differences', 'metric_titles', 'base_differences', 'denoiser_table',
+           'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name', 'with_steps', 'rank_step_counts',
+           'sampler_seconds', 'slope_ratio', 'step_evidence', 'step_rows', 'step_count_figure', 'queries_per_second',
+           'step_count_table', 'step_finding', 'guidance_words', 'chosen_table', 'chosen_note', 'steps_note',
            'printed_steps', 'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants',
            'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure',
            'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
@@ -33,8 +33,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .. import api
-from ..api import Queries
+from ..api import Queries, Unsolved
 from ..backbones.denoiser import Denoiser, DenoiserShape
 from ..backbones.loading import load_backbone
 from cis_nb.benchmarks.coco_captions import (
@@ -68,10 +67,20 @@ from cis_nb.experiments.comparison import (
     uncertainty_bounds,
 )
 from .condvit_ablations import Variant
-from .diffusion import evenly, guidance_grid, steps_in_words, untrained_denoiser, with_guidance
+from cis_nb.experiments.diffusion import (
+    SampledRun,
+    Sampler,
+    choose_sampler,
+    choosing_tasks,
+    same_training,
+    sampler_of,
+    steps_in_words,
+    untrained_denoiser,
+    with_sampler,
+)
 from .entries import Entry, trained_entries, training_config, training_parameters, untrained_method
 from .matrix import MatrixRun, load_benchmarks, main_metric, main_rows, query_scores, rank_all
-from ..methods.late_fusion import BASELINES, tuning_measure, validation_benchmark
+from ..methods.late_fusion import BASELINES, validation_benchmark
 from .sweeps import SweepParameters, base_of, train_variants
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
@@ -81,8 +90,7 @@ from ..methods.diffusion import QueryNoise, add_noise, run_steps, sample_embeddi
 from ..mining.scene_edits import drawable_triplets, synthetic_shards
 from ..mining.synthetic import mine_keyword_triplets
 from ..mining.triplet_images import WorldGenerator, passed_filters, quantile_thresholds, scored_pairs
-from ..retrieval.metrics import METRICS
-from ..retrieval.protocol import pad_lists, result_rows
+from ..retrieval.protocol import result_rows
 from ..retrieval.statistics import bootstrap_ci
 from ..training.loop import BaseObjective, accelerator_for, adamw, update
 from ..train import settings, train_or_load
@@ -93,6 +101,34 @@ def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
     parts = run.per_query.groupby('benchmark', sort=False)
     return pd.concat([query_scores(q, main_metric(name, run.results)) for name, q in parts], ignore_index=True)
 
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #d616bba7
+def validation_queries(p: dict) -> dict:  # name -> Task
+    """The queries that choose guidance weights: at most `chosen_on` (0: all) of each of the benchmarks of `p` that has
+    some in another world or split. Unsolved if none has."""
+    found, missing = {}, []
+    for name in p['benchmarks']:
+        try:
+            b = validation_benchmark(name.partition('=')[0], p['data'], 0 if p['world_seed'] else 1)
+        except Unsolved as e:
+            missing.append(str(e))
+            continue
+        found |= {f'{b.name}/{key}': task for key, task in choosing_tasks(b, p['chosen_on']).items()}
+    if not found:
+        raise Unsolved(f'benchmarks: none has validation queries: {"; ".join(missing)}')
+    return found
+
+
+def guidance_points(method: CompoDiffMethod, p: dict) -> list:  # of Sampler
+    "The grid of `w_images` and `w_texts` of `p`, with the number of steps of a method."
+    return [Sampler(method.steps, float(a), float(b)) for a in p['w_images'] for b in p['w_texts']]
+
+
+def variant_samplers(entries: list, p: dict) -> dict:  # (name, '') -> ChosenSampler
+    "The guidance weights that validation queries of all benchmarks of `p` choose for each row of entries."
+    tasks, rows = validation_queries(p), same_training(entries)
+    rows = progress(rows.items(), 'guidance', 'variant')
+    return {(name, ''): choose_sampler(same, guidance_points(same[0].method, p), tasks) for name, same in rows}
+
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #8c5da50d
 CONTROL_ROWS = (
     'text_only',
@@ -100,20 +136,25 @@ CONTROL_ROWS = (
 )  # in tables; what reference and training add is the difference to them
 
 
-def rank_denoisers(p: dict, others) -> MatrixRun:
-    """The benchmarks, baselines and `others` (backbone -> trained entries) of an experiment, with the late fusions and
-    controls. FileNotFoundError if none of the benchmarks is there."""
+def rank_denoisers(p: dict, others) -> SampledRun:
+    """The benchmarks, baselines and `others` (backbone -> trained entries) of an experiment, each with its own guidance
+    weights, with the late fusions and controls. FileNotFoundError if none of the benchmarks is there."""
     found, missing = load_benchmarks(p['benchmarks'], p['data'], p['world_seed'])
     if not found:
         raise FileNotFoundError('; '.join(missing.values()))
     given = p | dict(trainings=[], methods=list(dict.fromkeys(['text_only', *p['methods'], *BASELINES])))
 
+    chosen = {}
+
     def with_untrained(model) -> list:
         trained = others(model)
+        chosen.update(variant_samplers(trained, p))
+        trained = [with_sampler(e, chosen[e.name, ''].best) for e in trained]
         return [untrained_denoiser(trained[0]), *trained]
 
-    run = rank_all(given, found, missing, with_untrained)
+    run = SampledRun(**vars(rank_all(given, found, missing, with_untrained)), samplers=chosen)
     run.per_query = benchmark_scores(run)
+    run.folders = [*run.folders, *(c.folder for c in chosen.values())]
     return run
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #c926d678
@@ -184,50 +225,6 @@ def differences_finding(run: MatrixRun, found: dict, base: str) -> str:
         said.append(f'{title} minus {run.titles[base]}: ' + '; '.join(words))
     return '. '.join(said)
 
-# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000015
-def validation_queries(p: dict) -> dict:  # name -> Task
-    """The queries that choose guidance weights: at most `chosen_on` (0: all) of each task behind the main metrics of
-    the benchmarks of `p`, from another world or split. Unsolved for a benchmark that has no others."""
-    found = {}
-    for name in p['benchmarks']:
-        b = validation_benchmark(name.partition('=')[0], p['data'], 0 if p['world_seed'] else 1)
-        main = api.main_metrics()[b.name].task
-        tasks = {main: b.tasks[main]} if main in b.tasks else b.tasks
-        found |= {f'{b.name}/{key}': evenly(task, p['chosen_on']) for key, task in tasks.items()}
-    return found
-
-
-def validation_scores(grid: pd.DataFrame, tasks: dict) -> pd.Series:  # (w_image, w_text) -> percent
-    "The mean over tasks, seeds and queries of the metric by which a setting of a task is chosen."
-    points, parts = ['w_image', 'w_text'], []
-    for task in tasks.values():
-        metric, k = tuning_measure(task)
-        mine = grid[(grid.task == task.task) & (grid.protocol == task.protocol.id)]
-        scored = mine.assign(score=100 * METRICS[metric](pad_lists(mine.ranks, 0), k))
-        parts.append(scored.groupby(points).score.mean())
-    return sum(parts) / len(parts)
-
-# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #1cb6477f
-@dataclass
-class ChosenGuidance:
-    "The guidance weights of one number of steps."
-
-    steps: int
-    at: tuple  # w_image, w_text
-    score: float  # on the validation queries, percent
-    trained_score: float  # the same at the weights of the training
-    folders: list  # of the rankings
-
-
-def choose_guidance(entries: list, p: dict, tasks: dict) -> ChosenGuidance:
-    """The point of `w_images` and `w_texts` with the best score on `tasks` for entries of one number of steps, of
-    equals the smallest weights; the weights of the training are among them."""
-    m = entries[0].method
-    weights = [sorted({*map(float, p[name]), own}) for name, own in (('w_images', m.w_image), ('w_texts', m.w_text))]
-    grid, folders = guidance_grid(entries, tasks, *weights)
-    scores = validation_scores(grid, tasks)
-    return ChosenGuidance(m.steps, scores.idxmax(), scores.max(), scores[m.w_image, m.w_text], folders)
-
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #1f00084e
 def step_name(n: int) -> str:
     "The row of n steps."
@@ -237,27 +234,20 @@ def step_name(n: int) -> str:
 def with_steps(entry: Entry, n: int) -> Entry:
     "The same training with n steps of the sampler."
     m = replace(entry.method, steps=n)
-    return replace(entry, method=m, name=step_name(n), title=steps_in_words(m))
+    return replace(entry, method=m, name=step_name(n), title=steps_in_words(n))
 
 
-def rank_step_counts(p: dict) -> tuple:  # MatrixRun, list of ChosenGuidance
+def rank_step_counts(p: dict) -> SampledRun:
     """The training of `p` with each number of `steps`, each with its own guidance weights, and the baselines, on its
     benchmarks. ValueError without steps."""
     if not p['steps']:
         raise ValueError('steps: there are none; give numbers of steps, for instance [1, 5, 10]')
-    tasks, chosen = validation_queries(p), []
 
     def others(model) -> list:
-        trained, found = trained_entries([p['training']], p['seeds'], model, p['device']), []
-        for n in progress(p['steps'], 'guidance', 'number of steps'):
-            sampled = [with_steps(e, n) for e in trained]
-            chosen.append(choose_guidance(sampled, p, tasks))
-            found += [with_guidance(e, *chosen[-1].at) for e in sampled]
-        return found
+        trained = trained_entries([p['training']], p['seeds'], model, p['device'])
+        return [with_steps(e, n) for n in p['steps'] for e in trained]
 
-    run = rank_denoisers(p | dict(shorter={}), others)
-    run.folders += [folder for c in chosen for folder in c.folders]
-    return run, chosen
+    return rank_denoisers(p | dict(shorter={}), others)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #9b70b06d
 def sampler_seconds(method: CompoDiffMethod, steps: list, rows: int, repeats: int, seed: int = 0) -> dict:
@@ -375,7 +365,8 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
 def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int) -> str:
-    "Scores at the fewest, five and the most steps beside `base` steps, the late fusions, and the times, in words."
+    """Scores at the fewest, five and the most steps beside `base` steps, the late fusions, the chosen guidance weights,
+    and the times, in words."""
     steps, said = sorted(alone), []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in alone and n != base]
     for name, title in metric_titles(run).items():
@@ -386,21 +377,32 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: in
         said.append(f'{head}; minus that, steps: {", ".join(less)}; {", ".join(sums)}')
     rates = queries_per_second(batch, rows)
     ms = ', '.join(f'{n}: {1000 * alone[n].value:.0f} ms' for n in dict.fromkeys([steps[0], base, steps[-1]]))
+    said.append(f'Guidance weights w_I / w_T, chosen on validation queries, steps: {guidance_words(run)}')
     said.append(f'One query alone, steps: {ms}; {rates[base].value:,.0f} queries/s with {base} in batches')
     return '. '.join(said)
 
 
-def chosen_table(chosen: list) -> pd.DataFrame:
-    "Weights with their scores on the validation queries, beside those of the training (`chosen`: of ChosenGuidance)."
-    rows = [[c.steps, f'{c.at[0]:g}', f'{c.at[1]:g}', f'{c.score:.1f}', f'{c.trained_score:.1f}'] for c in chosen]
-    return pd.DataFrame(rows, columns=['steps', 'w_I', 'w_T', 'score, %', 'at the weights of the training, %'])
+def guidance_words(run: SampledRun) -> str:
+    "The chosen weights of each number of steps."
+    return ', '.join(f'{s.steps}: {s.w_image:g} / {s.w_text:g}' for s in (c.best for c in run.samplers.values()))
+
+
+def chosen_table(run: SampledRun) -> pd.DataFrame:
+    "The chosen weights of each row with their score on the validation queries, and that of the training's weights."
+    rows = [
+        [run.titles[name], c.best.steps, f'{c.best.w_image:g}', f'{c.best.w_text:g}']
+        + [f'{c.scores[s]:.1f}' for s in (c.best, c.trained)]
+        for (name, _), c in run.samplers.items()
+    ]
+    return pd.DataFrame(rows, columns=['row', 'steps', 'w_I', 'w_T', 'score, %', 'at the weights of the training, %'])
 
 
 def chosen_note(p: dict) -> str:
     "Which queries have chosen, and among which weights."
     tasks, weights = validation_queries(p), [', '.join(f'{w:g}' for w in p[name]) for name in ('w_images', 'w_texts')]
     asked = ', '.join(f'{len(t)} of {name} ({t.protocol.id})' for name, t in tasks.items())
-    return f'queries: {asked}; w_I of {weights[0]}, w_T of {weights[1]}, and those of the training; mean over seeds'
+    among = f'w_I of {weights[0]}, w_T of {weights[1]}, and those of the training'
+    return f'queries: {asked}, each asked of one training seed in turn; {among}'
 
 
 def steps_note(p: dict, run: MatrixRun) -> str:
