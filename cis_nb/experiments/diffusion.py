@@ -1460,7 +1460,7 @@ def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict)
     text = brief_difference(negative[ZERO_SHOT, 'forbidden', 'none', 'forbidden'], change)
     mask = brief_difference(masked[ZERO_SHOT, 'mask', 'none', 'localised'])
     first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
-    return f'{first}. Forbidden objects with a negative text {text} points, localisation by a mask {mask}'
+    return f'{first}. In points: forbidden objects with a negative text {text}, localisation by a mask {mask}'
 
 
 def compodiff_reading(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> list:  # of texts

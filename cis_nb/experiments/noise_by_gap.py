@@ -280,7 +280,7 @@ def gap_clauses(points: list, slopes: dict, task: str, seed: int = 0) -> dict:  
         'Explanation: the gain grows with the gap': rising,
     }
 
-
+# %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #c1a10001
 def claim_lines(points: list, judged: dict) -> dict:  # claim -> lines of evidence, or why there are none
     "The evidence of the clauses on CIRR (task -> clauses) for N10 and N11."
     if 'full' not in judged or not in_paper_range(points):
@@ -361,7 +361,7 @@ def backbone_of_level(p: dict, factors: dict, cell: dict) -> tuple:  # name, nor
     level = {f: factors[f][i] for f, i in cell.items()}
     return level.get('backbone', p['factor_backbone']), float(level.get('norm', 0))
 
-
+# %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #c1a10002
 def run_factorial(p: dict) -> Factorial:
     "LinCIR's noise and none for all combinations of the parameters `factors` and `prompts` of a page."
     factors, groups, found = p['factors'], {}, []
@@ -405,7 +405,7 @@ def factor_effects(f: Factorial, seed: int = 0) -> dict:  # (factor, task) -> co
         }
     )
 
-
+# %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #c1a10003
 def level_title(level) -> str:
     "A level as a table shows it."
     if isinstance(level, dict):
