@@ -5,28 +5,29 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS',
            'PSEUDO_WORDS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS', 'MASK_TITLES',
-           'MASK_PAIRS', 'TRADE', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS', 'COMPOSITION_ORDER', 'compodiff_entries',
-           'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers',
-           'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler',
-           'sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
-           'in_sentences', 'one_benchmark', 'all_benchmarks', 'with_controls_and_rerankers', 'SampledRun',
-           'benchmark_samplers', 'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest',
-           'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note',
-           'samplers_table', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
-           'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
-           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
-           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
-           'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share',
-           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along', 'trade_figure',
-           'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside',
-           'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points', 'changing_query',
-           'extreme_losses', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'trade_words', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
-           'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading',
-           'control_evidence', 'zero_shot_evidence', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'MASK_PAIRS', 'TRADE', 'GUIDANCE_ACTS', 'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS',
+           'PUBLISHED_STAGE_TWO', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler',
+           'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on',
+           'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores', 'choose_sampler',
+           'samplers_of', 'evenly', 'choosing_tasks', 'same_training', 'in_sentences', 'one_benchmark',
+           'all_benchmarks', 'with_controls_and_rerankers', 'SampledRun', 'benchmark_samplers', 'run_benchmarks',
+           'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note',
+           'steps_in_words', 'sampler_words', 'sampler_note', 'samplers_table', 'PrintedTable', 'printed_columns',
+           'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric',
+           'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
+           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
+           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun',
+           'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words',
+           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'peak_evidence', 'guidance_evidence',
+           'points_note', 'grid_results', 'guidance_finding', 'claimed_scores', 'trade_words', 'inactive_weights',
+           'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines', 'cirr_rivals',
+           'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
+           'recipe_departures', 'judged_recipe', 'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,15 @@ from ..core.report import progress
 from ..core.store import fingerprint, manifest
 from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
-from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, claim_evidence, untested
+from cis_nb.experiments.combiner_ablations import (
+    BY_CONSTRUCTION,
+    OWN_COMPARISON,
+    UNTESTED,
+    as_own,
+    claim_evidence,
+    of_clause,
+    untested,
+)
 from cis_nb.experiments.comparison import (
     brief_difference,
     change,
@@ -648,14 +657,16 @@ def composition_table(run: MatrixRun) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #85cf97b3
 def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None:  # a line of evidence
-    "C08: the standard deviation of R@1 over draws, its interval by the chi-square distribution; None below 3 draws."
+    """C08: the standard deviation of R@1 over draws, its interval by the chi-square distribution; None below 3 draws.
+    Draws that differ at all have one above zero, so the claim holds by construction, unless all draws are equal."""
     v = recall_of_draws(run.per_query).query('method == @method').value
     if len(v) < 3:
         return None
     ends = np.percentile(np.random.default_rng(0).chisquare(len(v) - 1, 100_000), [97.5, 2.5])
     low, high = v.std() * np.sqrt((len(v) - 1) / ends)
     what = f'standard deviation of R@1 over {len(v)} draws, {run.titles[method]}'
-    return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v), role=BY_CONSTRUCTION)
+    line = dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v))
+    return line | (dict(role=BY_CONSTRUCTION) if line['diff'] else {})
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
 PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained is shown beside CompoDiff
@@ -1303,15 +1314,37 @@ def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict
     return corrected(found)
 
 
-def guidance_evidence(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict:  # claim -> lines
-    "C14, at the weights `at` of the training."
+GUIDANCE_ACTS = 'guidance strengths without a training'  # a clause of C19
+PUBLISHED_WEIGHTS = (1.5, 7.5)  # w_I and w_T of CompoDiff, near which recall is claimed to have its peak
+
+
+def peak_evidence(
+    grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS
+) -> list:  # of lines
+    "Recall at the published weights above that at the ends; at the weights `at` of the training as own lines."
+
+    def losses(point) -> list:
+        return [claim_evidence(c, words) for words, c in extreme_losses(grid, point, k, seed).items()]
+
+    if at == published:
+        return losses(at)
+    own = as_own([dict(c, what=f'at the weights of the training, {c["what"]}') for c in losses(at)])
+    there = (np.isclose(grid.w_image, published[0]) & np.isclose(grid.w_text, published[1])).any()
+    words = f'recall at w_I {published[0]:g} and w_T {published[1]:g} above that at the ends; this grid lacks the point'
+    return [*(losses(published) if there else [untested(words)]), *own]
+
+
+def guidance_evidence(
+    grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS
+) -> dict:  # claim -> lines
+    "C14, and of C19 that guidance acts without a training; `at`: the weights of the training."
     trade = trade_differences(grid, at, seed)
     moves = {
         'cosine to the reference × 100, largest − smallest w_I': trade['w_image', 'to_reference'],
         'cosine to the text × 100, largest − smallest w_T': trade['w_text', 'to_text'],
     }
-    found = moves | extreme_losses(grid, at, k, seed)
-    return {'C14': [claim_evidence(c, words) for words, c in found.items()]}
+    acts = [claim_evidence(c, words) for words, c in moves.items()]
+    return {'C14': acts + peak_evidence(grid, at, k, seed, published), 'C19': of_clause(acts, GUIDANCE_ACTS)}
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #d770ccc2
 def points_note(grid: pd.DataFrame, at: tuple, ks: list, seed: int = 0) -> str:
@@ -1491,6 +1524,29 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #8be07c26
 ZERO_SHOT_ROWS = ('pic2word', 'artemis', 'combiner_synthetic')  # of the paper's tables, besides CompoDiff
+PUBLISHED_STAGE_TWO = dict(task_mix=[0.3, 0.3, 0.4], condition_dropout=0.1, predicts='x0', text_tokens=False)
+
+
+def recipe_departures(run: MatrixRun) -> str:
+    "In what the training of stage 2 departs from the published recipe, sizes and rates aside; empty if in nothing."
+    runs = [e.run for e in zero_shot_entries(run.entries) if e.run]
+    given = manifest(runs[0])['params'] if runs else {}
+    other = {k: given[k] for k, v in PUBLISHED_STAGE_TWO.items() if given.get(k, v) != v}
+    return ', '.join(f'{k} {given} (published: {PUBLISHED_STAGE_TWO[k]})' for k, given in other.items())
+
+
+def judged_recipe(lines: list, departures: str) -> list:  # of lines
+    """Lines of a claim with the part of the recipe in mind: where a training departs from the published one, lines on
+    CompoDiff are own comparisons of this book, and the published recipe is untested."""
+    mine = [bool(departures) and 'role' not in c and c.get('compodiff', False) for c in lines]
+    of = [{k: v for k, v in c.items() if k != 'compodiff'} for c in lines]
+    shown = [as_own([dict(c, what=f'the book’s recipe, {c["what"]}')])[0] if own else c for own, c in zip(mine, of)]
+    return shown + ([untested(f'the published recipe of CompoDiff; here {departures}')] if any(mine) else [])
+
+
+def pair_line(c: dict, what: str, methods) -> dict:
+    "A comparison of methods as a line of evidence that says whether CompoDiff is among them."
+    return claim_evidence(c, what) | dict(compodiff=any(m.startswith(ZERO_SHOT) for m in methods))
 
 
 def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
@@ -1502,23 +1558,34 @@ def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
             for m in there:
                 found = compare(mine[mine.task == task], ZERO_SHOT, m, k=k, seed=seed)
                 what = f'CIRR {name}@{k}, {run.titles[ZERO_SHOT]} − {run.titles[m]}'
-                lines.append(claim_evidence(found, what))
+                lines.append(pair_line(found, what, (ZERO_SHOT, m)))
     return lines + [untested(f'CIRR, {api.method_style(m).title}') for m in ZERO_SHOT_ROWS if m not in there]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #233fe5bc
+def claimed_metric(run: MatrixRun, name: str) -> tuple:  # rankings with `score`, title
+    """The metric that a claim on a benchmark, the part of its name before a slash, speaks of: on FashionIQ the mean of
+    R@10 and R@50, on CIRR that of R@1 among all images and in the subset, else the main one."""
+    rows = run.per_query[run.per_query.benchmark.str.split('/').str[0] == name]
+    if name == 'fashioniq':
+        return rows.assign(score=50.0 * ((rows['rank'] <= 10) * 1 + (rows['rank'] <= 50))), 'FashionIQ, R@10 and R@50'
+    if name == 'cirr':
+        return rows.assign(score=100.0 * (rows['rank'] == 1)), 'CIRR, R@1 and Rs@1'
+    if rows.empty:
+        return rows, name
+    metric = main_metric(rows.benchmark.iloc[0], run.results)
+    return query_scores(rows, metric), metric.title
+
+
 def order_evidence(run: MatrixRun, name: str, pairs: list, seed: int = 0) -> list:  # of lines
-    """For pairs of methods the difference in the main metric of a benchmark, given by the part of its name before a
-    slash; untested where a method has no rankings there."""
-    rows, lines = run.per_query[run.per_query.benchmark.str.split('/').str[0] == name], []
-    metric = main_metric(rows.benchmark.iloc[0], run.results) if len(rows) else None
-    mine = query_scores(rows, metric) if len(rows) else rows
+    "For pairs of methods the difference in `claimed_metric`; untested where a method has no rankings there."
+    (mine, title), lines = claimed_metric(run, name), []
     for pair in pairs:
-        what = f'{metric.title if metric else name}, {" − ".join(api.method_style(m).title for m in pair)}'
+        what = f'{title}, {" − ".join(api.method_style(m).title for m in pair)}'
         both = mine[mine.method.isin(pair)]
         if both.method.nunique() < 2:
             lines.append(untested(what))
         else:
-            lines.append(claim_evidence(compare(both, *pair, of='score', seed=seed), what))
+            lines.append(pair_line(compare(both, *pair, of='score', seed=seed), what, pair))
     return lines
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #464ac7d7
@@ -1553,7 +1620,7 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
         what = f'composition R@1, {" − ".join(api.method_style(m).title for m in (a, b))}'
         own = dict(role=OWN_COMPARISON) if b == 'lincir' else {}
         if {a, b} <= there:
-            lines.append(claim_evidence(compare(mine, a, b, seed=seed), what) | own)
+            lines.append(pair_line(compare(mine, a, b, seed=seed), what, (a, b)) | own)
         elif not own:
             lines.append(untested(what))
     spread = spread_over_draws(run) if 'image_text' in there else None
@@ -1580,5 +1647,8 @@ def gallery_evidence(run: MatrixRun, images: int = 8) -> list:  # of lines
 def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> dict:
     "Claim -> lines of evidence."
     searches = control_evidence(negative, masked, placed, seed) + gallery_evidence(run)
+    searches.append(untested(GUIDANCE_ACTS, GUIDANCE_ACTS))
     found = {'C19': searches} | composition_evidence(run, seed) | rivals_evidence(run, seed)
+    departs = recipe_departures(run)
+    found = {claim: judged_recipe(lines, departs) for claim, lines in found.items()}
     return {claim: lines for claim, lines in found.items() if any(c.get('role') != UNTESTED for c in lines)}
