@@ -29,7 +29,6 @@ from cis_nb.experiments.comparison import (
     corrected,
     forest_rows,
     format_difference,
-    verdict,
 )
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
