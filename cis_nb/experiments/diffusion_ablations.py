@@ -85,7 +85,7 @@ from ..methods.late_fusion import BASELINES, validation_benchmark
 from .sweeps import SweepParameters, base_of, train_variants
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
-from ..methods.compodiff import CompoDiffMethod
+from ..methods.compodiff import T5_PREFIX, CompoDiffMethod
 from ..methods.diffusion import FIRST_STEPS, GuidedQueries, SamplerSettings, branch_weights, query_seeds
 from ..methods.diffusion import QueryNoise, add_noise, run_steps, sample_embeddings, step_pairs
 from ..mining.scene_edits import drawable_triplets, synthetic_shards
@@ -963,12 +963,15 @@ def encoder_table(run: MatrixRun) -> pd.DataFrame:
 
 
 def encoder_evidence(run: MatrixRun, encoders: list, seed: int = 0) -> dict:
-    "C05: two joined encoders are better than the first of `encoders` alone; a language model is not tested."
+    """C05: two joined encoders are better than the first of `encoders` alone, and that is better than a language model
+    alone, where `encoders` has one."""
     lines, joined = [], [e for e in encoders if '+' in e]
+    models = [e for e in encoders if e.startswith(T5_PREFIX) and '+' not in e]
     for name, title in metric_titles(run).items():
-        found = {e: denoiser_differences(run, e, encoders[0], name, seed) for e in joined}
-        lines += [claim_evidence(c, f'{title}, {run.titles[e]} − {run.titles[encoders[0]]}') for e, c in found.items()]
-    return {'C05': [*lines, untested('a language model alone, which is worse, and joined')]}
+        for a, b in [*((e, encoders[0]) for e in joined), *((encoders[0], e) for e in models)]:
+            found = denoiser_differences(run, a, b, name, seed)
+            lines.append(claim_evidence(found, f'{title}, {run.titles[a]} − {run.titles[b]}'))
+    return {'C05': lines + ([] if models else [untested('a language model alone, which is worse, and joined')])}
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #a7f3ab27
 ONE_STEP = 'one_step'

@@ -26,7 +26,8 @@ from ..core.store import fingerprint
 from .baselines import FeatureMethod
 from .combiner import CombinerLoss, synthetic_triplets, triplet_strips
 from .contrastive import all_gather_with_grad
-from ..mining.scene_edits import synthetic_shards
+from ..mining.scene_edits import REDRAWN, synthetic_shards
+from ..mining.synthetic import INSTRUCTION_TEMPLATES
 from ..retrieval.protocol import task_rankings
 from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
 
@@ -95,8 +96,8 @@ class ArtemisTraining(CombinerLoss, RetrievalValidation):
 
     name = 'artemis'
 
-    def __init__(self, backbone, net: Artemis, table, images, tasks: dict, pretrained: str = 'default'):
-        super().__init__(backbone, net, table, images, tasks, pretrained=pretrained)
+    def __init__(self, backbone, net: Artemis, table, images, tasks: dict, **given):  # as for `CombinerBatches`
+        super().__init__(backbone, net, table, images, tasks, **given)
         self.modules = {'artemis': net}
 
     def loss(self, batch) -> torch.Tensor:
@@ -168,6 +169,7 @@ class ArtemisConfig(TrainingConfig):
     samples: int = Field(400, ge=1, description='caption triplets of which the world draws images')
     edits: float = Field(0.5, ge=0, le=1, description='share of them that change several facts; else one keyword')
     moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another image')
+    redrawn: int = Field(0, ge=0, le=len(INSTRUCTION_TEMPLATES), description=REDRAWN)
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the drawn triplets that each filter removes')
     cirr: int = Field(200, ge=1, description="queries of the world's CIRR that choose the weights")
     scale: float = Field(14.3, gt=0, description='factor of the scores in the loss at its start')
@@ -197,8 +199,9 @@ class ArtemisPlugin(Plugin):
         torch.manual_seed(config.seed)
         net = Artemis(backbone.D, config.scale).to(backbone.device)
         tasks = {'cirr': cirr_of(config.data, config.cirr)}
-        data = synthetic_triplets(synthetic_shards(backbone, config), tasks)
-        return ArtemisTraining(backbone, net, data.table, data.images, data.tasks, config.pretrained)
+        data = synthetic_triplets(synthetic_shards(backbone, config), tasks, config.redrawn)
+        given = dict(pretrained=config.pretrained, drawn=data.drawn)
+        return ArtemisTraining(backbone, net, data.table, data.images, data.tasks, **given)
 
     def load(self, run, device='auto', backbone=None) -> ArtemisMethod:
         return load_artemis(run, device, backbone)

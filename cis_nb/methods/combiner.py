@@ -44,7 +44,8 @@ from ..data.datasets import captions_root
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
 from ..mining.parsers import parser_for
-from ..mining.scene_edits import synthetic_shards
+from ..mining.scene_edits import REDRAWN, DrawnTexts, synthetic_shards, triplet_texts
+from ..mining.synthetic import INSTRUCTION_TEMPLATES
 from ..mining.triplet_images import TripletShards
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
@@ -145,6 +146,7 @@ class Triplets:
     rows: np.ndarray  # (n,3) reference, target, distractor; -1: no distractor
     word: np.ndarray  # (n,) which of `texts`
     texts: list  # distinct conditions
+    place: np.ndarray  # (n,) rows of the table
     missing: int = 0  # triplets left out because an image is not there
     own: int = 0  # triplets left out because their distractor is their reference or target
 
@@ -185,7 +187,7 @@ def index_triplets(
             ' or references'
         )
     word, texts = pd.factorize(table.condition[use])
-    return Triplets(rows[use], word, list(texts), int((~ok).sum()), int((ok & ~use).sum()))
+    return Triplets(rows[use], word, list(texts), np.flatnonzero(use), int((~ok).sum()), int((ok & ~use).sum()))
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #e225cf2d
 @dataclass
@@ -274,6 +276,7 @@ class CombinerBatches(BaseObjective):
         symmetric=False,
         bn_mode='eval',
         pretrained='default',
+        drawn: DrawnTexts = None,  # what conditions are drawn from; None: those of the table
     ):
         one_of('tune', tune, TRAINED_TOWERS)
         one_of('negatives', negatives, NEGATIVES)
@@ -286,7 +289,8 @@ class CombinerBatches(BaseObjective):
         self.table, self.images = table, images
         self.image_inputs = ImageInputs(images, backbone, 'image' in self.live)
         self.data = index_triplets(table, self.image_inputs.index, 'far' in self.others)
-        self.words = None if 'text' in self.live else text_features(backbone, self.data.texts)[self.data.texts]
+        self.drawn, read_now = drawn, 'text' in self.live or drawn is not None
+        self.words = None if read_now else text_features(backbone, self.data.texts)[self.data.texts]
         self.inputs = self._task_inputs(images) if 'image' in self.live else {}
         left_out = {
             'triplets without their images': self.data.missing,
@@ -304,13 +308,22 @@ class CombinerBatches(BaseObjective):
 
     def prepare(self, ids, rng):
         "A batch: images of all references, all targets, perhaps all distractors; B conditions."
-        rows, words, size = self.data.rows[ids], self.data.word[ids], self.backbone.image_size
+        (texts, turned), size = self.conditions(ids, rng), self.backbone.image_size
+        rows = np.where(turned[:, None], self.data.rows[ids][:, [1, 0, 2]], self.data.rows[ids])
         wanted = rows[:, : 3 if 'far' in self.others else 2].T.ravel()
         images = torch.from_numpy(self.image_inputs.array[wanted])
         if self.image_inputs.live:
             shape_kept = images.shape[-1] == size
             images = random_shift_brightness(images, rng) if shape_kept else random_crops(images, rng, size)
-        return images, [self.data.texts[w] for w in words] if self.words is None else self.words[words]
+        return images, texts
+
+    def conditions(self, ids, rng) -> tuple:  # B texts or their features (B,D), (B,) bool
+        "The conditions of a batch, and whether reference and target change places."
+        if self.drawn is not None:
+            return self.drawn.draw(self.data.place[ids], rng)
+        words = self.data.word[ids]
+        texts = [self.data.texts[w] for w in words] if self.words is None else self.words[words]
+        return texts, np.zeros(len(ids), bool)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #4138322e
 class CombinerLoss(CombinerBatches):
@@ -328,7 +341,10 @@ class CombinerLoss(CombinerBatches):
 
     def encode_texts(self, texts):
         "Raw features (B,D) of conditions: encoded where the tower trains, else those of the store."
-        return self.backbone.encode_text(texts) if self.words is None else texts.to(self.backbone.device)
+        if torch.is_tensor(texts):
+            return texts.to(self.backbone.device)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and 'text' in self.live):
+            return self.backbone.encode_text(texts)
 
     def loss(self, batch):
         "The contrastive loss of a batch, references and targets and perhaps distractors stacked as (2B or 3B,·)."
@@ -487,6 +503,7 @@ class CombinerConfig(TrainingConfig):
     shards: str = Field('', description='folder of synthetic image triplets; empty: the world draws them')
     edits: float = Field(0.5, ge=0, le=1, description='share of synthetic triplets that change several facts')
     moved: float = Field(1.0, ge=0, le=1, description='share of these edits whose target is another image')
+    redrawn: int = Field(0, ge=0, le=len(INSTRUCTION_TEMPLATES), description=REDRAWN)
     quantile: float = Field(0.1, ge=0, lt=1, description='share of the synthetic triplets that each filter removes')
     world_images: int = Field(300, ge=1, description='images of the world whose captions are mined')
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
@@ -530,6 +547,8 @@ class CombinerConfig(TrainingConfig):
     def _validation_fits(self):
         if self.triplets != 'mined' and self.validation != 'cirr':
             raise ValueError(f"validation must be 'cirr' where triplets is {self.triplets!r}")
+        if self.redrawn and self.triplets != 'synthetic':
+            raise ValueError(f"redrawn must be 0 where triplets is {self.triplets!r}; templates are for synthetic ones")
         return self
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #3905fa40
@@ -570,6 +589,7 @@ class TripletData:
     table: pd.DataFrame  # reference_image, target_image, condition, and perhaps distractor_image
     images: ImageSource
     tasks: dict  # name -> Task
+    drawn: DrawnTexts = None  # what conditions are drawn from; None: those of the table
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #690a1e6c
 def cirr_triplets(c: CombinerConfig, tasks: dict) -> TripletData:
@@ -617,8 +637,9 @@ class TripletImages(ImageSource):
         return Features(rows, list(index), index)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #5a20efba
-def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
-    "Image triplets; an image is named by its side and its triplet, `reference/` or `target/` and the id."
+def synthetic_triplets(shards: TripletShards, tasks: dict, forms: int = 0) -> TripletData:
+    """Image triplets; an image is named by its side and its triplet, `reference/` or `target/` and the id. Those of the
+    keyword route have `forms` templates in both directions; 0: as they are stored."""
     sides = dict(reference=shards.references, target=shards.targets)
     table = pd.DataFrame({f'{side}_image': [f'{side}/{i}' for i in shards.ids] for side in sides})
 
@@ -628,7 +649,8 @@ def synthetic_triplets(shards: TripletShards, tasks: dict) -> TripletData:
 
     ids, key = [*table.reference_image, *table.target_image], fingerprint([shards.key, 'both'])
     images = TripletImages(ids, load, key, 'synthetic-triplets', sides=sides)
-    return TripletData(table.assign(condition=shards.texts), images, tasks)
+    drawn = triplet_texts(shards, len(shards.ids), forms) if forms else None
+    return TripletData(table.assign(condition=shards.texts), images, tasks, drawn)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #0131bd49
 def training_data(c: CombinerConfig, backbone) -> TripletData:
@@ -637,7 +659,7 @@ def training_data(c: CombinerConfig, backbone) -> TripletData:
     if c.triplets == 'cirr':
         return cirr_triplets(c, tasks)
     if c.triplets == 'synthetic':
-        return synthetic_triplets(synthetic_shards(backbone, c), tasks)
+        return synthetic_triplets(synthetic_shards(backbone, c), tasks, c.redrawn)
     size = backbone.image_size
     table, images = (
         pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
@@ -751,7 +773,8 @@ class CombinerPlugin(Plugin):
     def objective(self, backbone, config) -> CombinerTraining:
         net, data = started_combiner(backbone, config), training_data(config, backbone)
         chosen = {k: getattr(config, k) for k in ('tune', 'tau', 'negatives', 'symmetric', 'bn_mode', 'pretrained')}
-        return CombinerTraining(backbone, net.to(backbone.device), data.table, data.images, data.tasks, **chosen)
+        given = (net.to(backbone.device), data.table, data.images, data.tasks)
+        return CombinerTraining(backbone, *given, drawn=data.drawn, **chosen)
 
     def load(self, run, device='auto', backbone=None) -> CombinerMethod:
         return load_combiner(run, device, backbone)

@@ -224,7 +224,7 @@ def page_receipt(name: str, book, **params):
 @pytest.mark.e2e
 def test_verdicts_on_noise_and_on_unseen_nouns_come_from_the_pages_that_test_them(tmp_path, monkeypatch):
     book, nouns = tmp_path / 'book', ['boat', 'cat']
-    gaps = {'unchanged': dict(), 'shift, gap 0.6': dict(kind='shift', gap=0.6)}
+    gaps = {'unchanged': dict(), 'shift, gap 0.75': dict(kind='shift', gap=0.75)}
     factors = dict(factors=dict(width=[16, 32]), prompts=['$ {condition}'], factor_seeds=[0])
     shorter = dict(world_images=60, steps=2, batch_size=8, width=16, prompt='$ {condition}')
     small = dict(backbone='tiny_xs', backbones=gaps, shorter=shorter, seeds=[0], **factors)

@@ -174,20 +174,6 @@ def test_a_stage_does_not_go_on_from_another_form_or_encoder(tmp_path, monkeypat
             compodiff.started_denoiser(c, xs)
 
 
-def test_joined_encoders_need_one_tokenizer():
-    def encoder(mask):
-        states = torch.zeros(1, len(mask), 3)
-        return SimpleNamespace(
-            name='e', W=3, dtype=states.dtype, device='cpu', text_states=lambda texts: (states, torch.tensor([mask]))
-        )
-
-    same = compodiff.JoinedTexts([encoder([True, True]), encoder([True, True])])
-    assert same.text_states(['a'])[0].shape == (1, 2, 6)
-    for other in ([True, False], [True, True, True]):
-        with pytest.raises(ValueError, match='cut a text into different tokens'):
-            compodiff.JoinedTexts([encoder([True, True]), encoder(other)]).text_states(['a'])
-
-
 def test_hours_are_projected_by_samples():
     rates = dict(seconds=Estimate(2.0, np.array([1.0, 2.0, 4.0])), batch=64, device='cpu', precision='float32')
     first = A.projected_hours(rates).iloc[0]

@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from projects import ROOT
 
+from cis_nb import api
 from cis_nb import train as T
 from cis_nb.api import Queries, configure
 from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
@@ -21,6 +23,7 @@ from cis_nb.data.image_sources import ImageSource
 from cis_nb.methods import compodiff as C
 from cis_nb.methods.combiner import Combiner, save_combiner
 from cis_nb.methods.diffusion import DIFFUSION_STEPS, add_noise
+from cis_nb.mining.scene_edits import KeywordTexts
 from cis_nb.training.loop import train
 
 SMALL = dict(depth=1, heads=2, cross_heads=2, head_dim=8)
@@ -137,7 +140,7 @@ def keyword_shards(n: int):
 
 
 def test_keyword_triplets_have_a_new_template_in_each_draw_and_are_turned_half_of_the_time():
-    texts, turned = (C.KeywordTexts(keyword_shards(6), 6, 47, back) for back in (False, True))
+    texts, turned = (KeywordTexts(keyword_shards(6), 6, 47, back) for back in (False, True))
     task = C.DiffusionTask('triplets', texts, made_up(), made_up(seed=1), turned=turned)
     data, seen = C.DiffusionData([task], dropout=0.0), []
     for seed in range(1500):
@@ -152,8 +155,41 @@ def test_keyword_triplets_have_a_new_template_in_each_draw_and_are_turned_half_o
     assert len(set(data.texts[0])) == 1 + 3 * 90 + 3
 
 
+@pytest.mark.parametrize('rival', [dict(method='combiner', triplets='synthetic'), dict(method='artemis')])
+def test_rivals_read_the_redrawn_instructions_of_stage_two(xs, rival):
+    given = dict(backbone='tiny_xs', world_images=40, samples=60, edits=0.0, cirr=36, device='cpu', redrawn=47)
+    c, two = T.settings(given | rival), settings(stage='2', start='none', edits=0.0, redrawn=47)
+    mine, other = (api.get('method', x.method).objective(xs, x) for x in (c, two))
+    triplets = other.data.tasks[-1]
+    assert {t for row in triplets.texts for t in row} == {t for row in mine.drawn.texts for t in row}
+    rows, seen = np.zeros(300, np.int64), mine.image_inputs.array
+    images, texts = mine.prepare(rows, np.random.default_rng(0))
+    said, turned = triplets.drawn_texts(rows, np.random.default_rng(0))
+    assert texts == said and 90 < turned.sum() < 210
+    reference, target = seen[mine.data.rows[0, :2]]
+    ref, to = images.chunk(2)
+    for k, back in enumerate(turned):
+        assert torch.equal(ref[k], torch.from_numpy(np.array(target if back else reference)))
+        assert torch.equal(to[k], torch.from_numpy(np.array(reference if back else target)))
+    first = mine.loss(mine.prepare(np.arange(8), np.random.default_rng(1)))
+    assert torch.isfinite(first) and not mine.encode_texts(['a cup']).requires_grad
+    stored = api.get('method', c.method).objective(xs, T.settings(given | rival | dict(redrawn=0)))
+    assert stored.drawn is None and torch.is_tensor(stored.prepare(np.arange(4), np.random.default_rng(0))[1])
+
+
+def test_only_synthetic_triplets_are_drawn_anew():
+    with pytest.raises(ValueError, match="redrawn must be 0 where triplets is 'cirr'"):
+        T.settings(dict(method='combiner', triplets='cirr', redrawn=2))
+
+
+def test_published_trainings_on_synthetic_triplets_read_the_same_instructions():
+    names = ('05_train.compodiff.stage2', '05_train.combiner_synthetic.vit_l', '05_train.artemis.vit_l')
+    read = [read_params(ROOT / 'params' / 'paper' / f'{name}.yaml') for name in names]
+    assert {(p['shards'], p['redrawn']) for p in read} == {('synthtriplets18m', 47)}
+
+
 def test_few_templates_differ_between_triplets():
-    texts = C.KeywordTexts(keyword_shards(94), 94, 2)
+    texts = KeywordTexts(keyword_shards(94), 94, 2)
     forms = {t.replace(f'old{k}', 'A').replace(f'new{k}', 'B') for k in range(0, 94, 2) for t in texts[k]}
     assert len(forms) == 45 and all(len(texts[k]) == 2 for k in range(0, 94, 2))
     with pytest.raises(IndexError):
@@ -560,3 +596,52 @@ def test_a_query_read_by_its_features_alone(xs):
     q = m.encode_query(ref, ['a cat', 'a hat'])
     torch.testing.assert_close(q, l2_normalize(q))
     torch.testing.assert_close(m.encode_query(ref[:1], ['a cat']), q[:1], atol=1e-5, rtol=0)
+
+
+def tiny_t5(folder, words=('a', 'red', 'cup', 'on', 'the', 'table')):
+    "A T5 encoder with random weights and a tokenizer of some words, as `save_pretrained` writes it."
+    transformers = pytest.importorskip('transformers')
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    t = Tokenizer(models.WordLevel({w: i for i, w in enumerate(('<pad>', '</s>', '?', *words))}, unk_token='?'))
+    t.pre_tokenizer = pre_tokenizers.Whitespace()
+    t.post_processor = processors.TemplateProcessing('$A </s>', special_tokens=[('</s>', 1)])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=t, pad_token='<pad>', eos_token='</s>')
+    fast.save_pretrained(folder)
+    config = transformers.T5Config(vocab_size=20, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4)
+    torch.manual_seed(0)
+    transformers.T5EncoderModel(config).save_pretrained(folder)
+    return f'{C.T5_PREFIX}{folder}'
+
+
+def test_clip_and_a_language_model_are_joined_by_position(tmp_path, xs):
+    t5 = tiny_t5(tmp_path)
+    both = C.states_encoder(f'tiny_xs+{t5}', xs)
+    own, texts = both.backbones[1], ['a red cup', 'the cup on the red table', '']
+    assert (both.W, own.W) == (xs.W + 24, 24) and C.states_encoder(t5, xs) is own
+    (joined, mask), (clip, first), (t5_states, second) = (C.token_states(b, texts) for b in (both, xs, own))
+    assert second.sum(1).tolist() == [4, 7, 1] and first.sum(1).tolist() == [5, 8, 2]  # CLIP has a start token more
+    assert torch.equal(mask[:, : first.shape[1]], first | F.pad(second, (0, first.shape[1] - second.shape[1])))
+    assert torch.equal(joined[..., : xs.W][first], clip[first])
+    assert torch.equal(joined[:, : second.shape[1], xs.W :][second], t5_states[second])
+    assert not joined[0, 4:, xs.W :].any()  # where the language model has no token
+    literal, none = C.token_states(both, texts, 'literal')
+    assert literal.shape == (3, max(xs.text_tower.context, C.T5_TOKENS), both.W) and none is None
+    long = C.token_states(own, ['red cup ' * 100])[0]
+    assert long.shape[1] == C.T5_TOKENS  # cut, as published
+    other = C.T5Texts(str(tmp_path))
+    assert other.fingerprint == own.fingerprint != C.JoinedTexts([xs, own]).fingerprint
+
+
+def test_a_stage_is_trained_and_loaded_with_two_tokenizers(tmp_path, xs):
+    t5 = tiny_t5(tmp_path)
+    run = T.train_or_load(settings(text_encoder=f'tiny_xs+{t5}'))
+    m = C.load_compodiff(run, 'cpu', xs)
+    assert m.net.shape.text_width == xs.W + 24 and m.states.backbone.name == f'tiny_xs+{t5}'
+    assert torch.isfinite(m.encode_query(torch.zeros(2, xs.D), ['a red cup', 'cup'])).all()
+
+
+def test_a_language_model_that_is_not_there_is_an_error(tmp_path, xs):
+    pytest.importorskip('transformers')
+    with pytest.raises((OSError, ValueError)):
+        C.states_encoder(f't5:{tmp_path}', xs)
