@@ -565,6 +565,7 @@ CODE_FOR = {  # what the map waits for weights of -> the code that would run the
     'Stable Diffusion': 'cis_nb.mining.triplet_images:DiffusersGenerator',
     'an unCLIP decoder for embeddings of ViT-L/14': 'cis_nb.methods.decoding:UnclipDecoder',
     'a BLIP dual encoder': 'cis_nb.backbones.blip:BlipModel',
+    'T5-XL': 'cis_nb.methods.compodiff:T5Texts',
 }
 
 
