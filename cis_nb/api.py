@@ -231,6 +231,7 @@ class Objective(Protocol):
     group: int  # neighbours in the data that stay together
     in_order: bool  # read the data from its beginning instead of shuffling it
     metric: str  # one of the names that `validate` gives
+    also_best: dict  # name -> another of these; its best weights are saved in a sub-folder of that name
     panels: dict  # title of a panel in figures -> {label: one of these names}
     counts: dict  # what was read or left out, for the record of a run
     backbone: Backbone  # that is trained or read, for the same record

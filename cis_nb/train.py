@@ -20,6 +20,7 @@ from .backbones.loading import load_backbone
 from .core.experiment_files import trained_weights
 from .core.parameters import pick_device
 from .core.store import manifest, stored
+from .data.roots import need_data
 from .training.launch import find_function, launch, under_torchrun
 from .training.loop import accelerator_for, train
 from .training.validation import run_folder
@@ -93,8 +94,10 @@ def train_or_load(
     config: TrainingConfig,
     made_by: tuple = (),  # 'module:class' and its arguments (dict, JSON types): a plugin in place of the method's
 ) -> Path:
-    "The run of a configuration: from the store, continued, or begun; RuntimeError if several processes want to train."
+    """The run of a configuration: from the store, continued, or begun.
+    FileNotFoundError with all data that are missing; RuntimeError if several processes want to train."""
     plugin, given = training_plugin(config, made_by), config.model_dump()
+    need_data(given)
     start = load_backbone(config.backbone, config.pretrained, device='cpu')
 
     def build(folder):

@@ -130,6 +130,26 @@ def test_a_mistake_names_its_file(given, said, monkeypatch):
             T.settings(given, source)
 
 
+@pytest.mark.parametrize('method', ['lincir', 'pic2word', 'searle'])
+def test_the_validation_set_is_looked_for_before_the_training_data_are_read(tmp_path, store, monkeypatch, method):
+    "Captions and images are there, and would be read for hours."
+    folder(tmp_path / 'data' / 'photos', 6, 'captions.csv', 'image,caption\n000.jpg,a dog')
+    (tmp_path / 'data' / 'captions.txt').write_text('a dog in the snow\n')
+    monkeypatch.setenv('CIS_DATA', str(tmp_path / 'data'))
+    corpus = dict(corpus='captions.txt', parser='world') if method == 'lincir' else {}
+    with pytest.raises(FileNotFoundError, match='CIRR is neither .*Get it from .*; licence: .*; size: about'):
+        T.train_or_load(T.settings(dict(method=method, data='photos', **corpus)))
+    assert {p.name for p in store_root().glob('*')} <= {'synthetic', 'phrases'}
+
+
+def test_all_missing_data_of_a_training_are_told_at_once(tmp_path, store, monkeypatch):
+    monkeypatch.setenv('CIS_DATA', str(tmp_path))
+    with pytest.raises(FileNotFoundError) as e:
+        T.train_or_load(T.settings(dict(method='lincir', corpus='captions/cc3m.txt.gz', data='flickr8k')))
+    assert re.findall(r'^(\S+): Get it from .*; licence: ', str(e.value), re.M) == ['flickr8k', 'captions/cc3m.txt.gz']
+    assert not store_root().exists()
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     'backbone, words',

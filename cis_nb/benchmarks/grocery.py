@@ -216,13 +216,14 @@ def grocery_pairs(g: Grocery, split: str = 'train', n: int = 0, distractors: int
     simple = there[there['product'].isin(photos['product'])][: n or None]
     simple = simple.assign(captions=[[text] if text else [] for text in simple.description])
     complex = photos[photos['product'].isin(simple['product'])]
-    others = there.image[~there['product'].isin(simple['product'])].tolist()[:distractors]
-    images = g.source.only([*simple.image, *complex.image, *others])
+    others = there[~there['product'].isin(simple['product'])][:distractors]
+    images = g.source.only([*simple.image, *complex.image, *others.image])
     categories = tuple(sorted(g.products.category.unique()))
     tables = [
         t[list(columns)].reset_index(drop=True) for t, columns in ((simple, SIMPLE_COLUMNS), (complex, COMPLEX_COLUMNS))
     ]
-    return ProductPairs(images, *tables, others, 'grocery', categories)
+    known = dict(distractor_categories=others.category.tolist())
+    return ProductPairs(images, *tables, others.image.tolist(), 'grocery', categories, **known)
 
 # %% ../../nbs/02b_benchmarks/15_grocery.ipynb #f4c7b7cf
 class GroceryPlugin(BenchmarkPlugin):

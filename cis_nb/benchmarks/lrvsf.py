@@ -253,7 +253,7 @@ def _row_group(file: pq.ParquetFile, group: int, column: str, path):
     except (OSError, ValueError) as e:
         raise ValueError(f'{path}, row group {group}: {column} cannot be read ({e}); get the file again') from None
 
-
+# %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #c1a10005
 class ParquetImages:
     "JPEG files in columns of Parquet files, by id; a few row groups are in memory."
 

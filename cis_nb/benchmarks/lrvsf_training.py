@@ -7,8 +7,8 @@ __all__ = ['shard_samples', 'ShardImage', 'TrainingImages', 'lrvsf_training_imag
            'lrvsf_held_out_pairs', 'product_pairs', 'ProductCaptions']
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #01332371
-import json
 import math
+import os
 import tarfile
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -32,10 +32,10 @@ from cis_nb.benchmarks.lrvsf import (
     lrvsf_folder,
     read_lrvsf,
 )
-from ..core.documents import Document, read_json, regular
+from ..core.documents import Document, regular
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, stored
+from ..core.store import add_note, fingerprint, read_notes, stored, sync_tree
 from ..data.image_folders import Skipped, contents_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -145,23 +145,40 @@ def _decoded(rows: list, size: int, skipped: Skipped) -> list:
     return []
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #86c131c4
+def _pack_shard(out, path: Path, size: int, seen: dict, skipped: Skipped) -> pd.DataFrame:
+    "Append the squares of a shard to an open file; their rows. `seen`: product -> the shard that had it."
+    table = []
+    for sample in shard_samples(path, skipped):
+        if sample['__key__'] in seen:
+            raise ValueError(
+                f'{path}: product {sample["__key__"]!r} was in {seen[sample["__key__"]]} already; leave one of'
+                ' them out, or give each product an id of its own'
+            )
+        seen[sample['__key__']] = path.name
+        for row, square in _decoded(_shard_rows(sample, path), size, skipped):
+            table.append(row)
+            out.write(np.ascontiguousarray(square).tobytes())
+    return pd.DataFrame(table, columns=_SHARD_COLUMNS)
+
+
 def _pack_shards(folder: Path, paths: list, size: int):
-    "The squares of all shards in one file, their rows, and what was skipped."
-    skipped, table, seen = Skipped(), [], {}
-    with open(folder / 'squares.u8', 'wb') as out:
-        for path in progress(paths, 'LRVS-F shards', 'shard'):
-            for sample in shard_samples(path, skipped):
-                if sample['__key__'] in seen:
-                    raise ValueError(
-                        f'{path}: product {sample["__key__"]!r} was in {seen[sample["__key__"]]} already; leave one of'
-                        ' them out, or give each product an id of its own'
-                    )
-                seen[sample['__key__']] = path.name
-                for row, square in _decoded(_shard_rows(sample, path), size, skipped):
-                    table.append(row)
-                    out.write(np.ascontiguousarray(square).tobytes())
-    pd.DataFrame(table, columns=_SHARD_COLUMNS).to_parquet(folder / 'images.parquet')
-    (folder / 'skipped.json').write_text(json.dumps(skipped))
+    """The squares of all shards in one file; the rows of each, and a note on each with its products, what was skipped,
+    and the end of its squares. What an earlier attempt has noted stays."""
+    notes = read_notes(folder / 'shards.jsonl')
+    seen = {product: path.name for note, path in zip(notes, paths) for product in note['products']}
+    with open(folder / 'squares.u8', 'ab') as out:
+        out.truncate(notes[-1]['end'] if notes else 0)
+        for i, path in enumerate(progress(paths, 'LRVS-F shards', 'shard')):
+            if i < len(notes):
+                continue
+            skipped, before = Skipped(), len(seen)
+            table = _pack_shard(out, path, size, seen, skipped)
+            out.flush()
+            os.fsync(out.fileno())
+            table.to_parquet(rows := folder / f'images-{i:05d}.parquet')
+            sync_tree(rows)
+            note = dict(products=list(seen)[before:], skipped=skipped, end=out.tell())
+            add_note(folder / 'shards.jsonl', note)
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #2ae133fe
 @dataclass
@@ -200,12 +217,18 @@ def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> Traini
         dict(size=size, split=split),
         lambda to: _pack_shards(to, paths, size),
         [contents_key({p.name: regular(p) for p in paths})],
+        resume=True,
     )
-    table = pd.read_parquet(packed / 'images.parquet')
+    rows = [pd.read_parquet(p) for p in sorted(packed.glob('images-*.parquet'))]
+    table, skipped = pd.concat(rows, ignore_index=True), Skipped()
+    for note in read_notes(packed / 'shards.jsonl'):
+        for reason, names in note['skipped'].items():
+            for name in names:
+                skipped.add(reason, name)
     if table.empty:
         raise ValueError(f'{folder / sub}: no product has a readable simple and complex image')
     squares = np.memmap(packed / 'squares.u8', np.uint8, 'r', shape=(len(table), 3, size, size))
-    return TrainingImages(table, squares, Skipped(read_json(packed / 'skipped.json')), packed)
+    return TrainingImages(table, squares, skipped, packed)
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #77b3abc9
 def _captions(row) -> list:
@@ -249,9 +272,12 @@ def lrvsf_held_out_pairs(root, n: int, distractors: int, size: int) -> ProductPa
     pairs = pairs[pairs.simple.isin(rows) & pairs.complex.isin(rows)].reset_index(drop=True)
     simple = pairs.assign(image=pairs.simple, captions=[_captions(row) for row in pairs.itertuples()])
     complex = pairs.assign(image=pairs.complex)[list(COMPLEX_COLUMNS)]
+    category = dict(zip(d.distractors.image, d.distractors.category))
     others = [i for i in others if i in rows]
+    known = [category[i] for i in others]
+    given = dict(skipped=skipped, distractor_categories=known if None not in known else [])
     readable = replace(source, ids=list(rows), packed_squares=lambda pixels: white_squares(source, pixels, Skipped()))
-    return ProductPairs(readable, simple[list(SIMPLE_COLUMNS)], complex, others, 'lrvsf', skipped=skipped)
+    return ProductPairs(readable, simple[list(SIMPLE_COLUMNS)], complex, others, 'lrvsf', **given)
 
 
 def product_pairs(data: str, split: str, n: int, size: int, seed: int = 0, distractors: int = 0) -> ProductPairs:

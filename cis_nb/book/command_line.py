@@ -31,6 +31,7 @@ from .site import site
 from ..core.experiment_files import experiment_files, experiments, read_record
 from ..core.report import progress
 from ..core.store import delete_unfinished, project_root, storage_faults_named, unfinished_work, verified_work
+from ..data.roots import data_root, is_world, missing_data
 
 # %% ../../nbs/10_book/02_command_line.ipynb #ff70965c
 def _run_graph(profile: str, data: str, n: int, more, progress: BookProgress) -> int:
@@ -58,12 +59,40 @@ def _check_graph(profile: str, found: dict, code: int):
         last = '\n'.join(log.read_text(encoding='utf-8', errors='replace').splitlines()[-12:])
         raise RuntimeError(f'Snakemake ended with exit code {code} and without {", ".join(left)}. From {log}:\n{last}')
 
+# %% ../../nbs/10_book/02_command_line.ipynb #78467626
+def _missing_lines(found: dict) -> list:
+    "A line for each folder or file that experiments without a result name and that is missing."
+    needed = {}
+    for e in found.values():
+        params = {**(e.defaults or {}), **e.params}
+        missing = {} if e.receipt.exists() else missing_data(params, e.chapter.split('/')[-1].split('_'))
+        for name, facts in missing.items():
+            needed.setdefault((name, facts), []).append(e.name)
+    more = [f' and {len(names) - 3} more' * (len(names) > 3) for names in needed.values()]
+    return [
+        f'  !  {name} is missing, which {", ".join(names[:3])}{rest} name{"s" * (len(names) == 1)}. {facts}'
+        for ((name, facts), names), rest in zip(needed.items(), more)
+    ]
+
+
+def _tell_missing(found: dict):
+    "Print a line for each data set that is missing."
+    for line in _missing_lines(found):
+        print(line, flush=True)
+
+
+def _check_readers_data(data: str):
+    "FileNotFoundError for a folder of the reader that is not there."
+    if data and not is_world(data):
+        data_root(data, files=True)
+
 # %% ../../nbs/10_book/02_command_line.ipynb #b04a68bc
 def make(profile: str, data: str = '', n: int = 0, more=()) -> bool:
     """Bring the experiments and the pages of a profile up to date; True if every experiment has a checked result.
-    ValueError and TypeError as for `experiments`; RuntimeError if another process is making it, or if Snakemake or
-    Sphinx fails; StorageFault for a full or read-only disk."""
+    ValueError and TypeError as for `experiments`; FileNotFoundError if there is no `data`; RuntimeError if another
+    process is making it, or if Snakemake or Sphinx fails; StorageFault for a full or read-only disk."""
     folder, started, found = project_root() / 'reports' / profile, time.time(), experiments(profile, data)
+    _check_readers_data(data)
     with storage_faults_named(f'making {profile}', folder):
         folder.mkdir(parents=True, exist_ok=True)
         with sole_maker(folder):
@@ -71,6 +100,7 @@ def make(profile: str, data: str = '', n: int = 0, more=()) -> bool:
             for e in found.values():
                 if why := remove_outdated(e):
                     print(f'  !  {e.name} runs again, since {why}', flush=True)
+            _tell_missing(found)
             try:
                 progress = BookProgress(found, seconds, n or cores())
                 code = _run_graph(profile, data, n or cores(), more, progress)
@@ -110,7 +140,9 @@ def _run(profile: str, name: str, data: str, n: int) -> bool:
     if name not in files:
         raise ValueError(_unknown(profile, name, files))
     found = experiments(profile, data, name)
+    _check_readers_data(data)
     e = found[name]
+    _tell_missing({name: e})
     if done(e):
         print(f'  ✓  {name}  is up to date: {e.folder}', flush=True)
         return True

@@ -6,7 +6,10 @@
 __all__ = ['PACKAGES', 'can_preload', 'Server', 'run_module', 'preloaded', 'preload_server', 'main']
 
 # %% ../../nbs/10_book/04_preload.ipynb #pre00003
+import atexit
 import ctypes
+import gc
+import io
 import json
 import os
 import runpy
@@ -18,6 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -26,8 +31,9 @@ from .processes import ENDING_SIGNALS, held_locks, kill_group
 
 # %% ../../nbs/10_book/04_preload.ipynb #pre00006
 PACKAGES = (
-    'papermill ipykernel.ipkernel IPython.core.completer fastcore.test matplotlib seaborn pandas pyarrow.parquet '
-    'scipy.stats torch torchvision.transforms open_clip timm faiss spacy pydantic webdataset'
+    'papermill ipykernel.ipkernel IPython.core.completer fastcore.test matplotlib seaborn pandas '
+    'pandas.io.formats.style pyarrow.parquet scipy.stats torch torch.utils.tensorboard torchvision.transforms '
+    'accelerate open_clip timm faiss spacy pydantic webdataset'
 ).split()  # that pages and papermill import
 
 
@@ -237,8 +243,42 @@ def _import_packages(parent: int, folder: str, packages: list):
     for package in packages:
         with suppress(ImportError):  # a page that needs it says so
             import_module(package)
+    gc.collect()
+    gc.freeze()  # collections in forked processes pass these objects over, and do not copy their memory
     _signal_with_parent(parent, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as forked processes shall have it
+
+# %% ../../nbs/10_book/04_preload.ipynb #5e0c71aa
+def _run(module: str) -> int:
+    "Run a module as the program of this process; the exit code that Python would give it."
+    try:
+        runpy.run_module(module, run_name='__main__', alter_sys=True)
+    except SystemExit as e:
+        if e.code is None or isinstance(e.code, int):
+            return (e.code or 0) & 0xFF
+        print(e.code, file=sys.stderr)
+        return 1
+    except BaseException as e:
+        traceback.print_exc()
+        return 130 if isinstance(e, KeyboardInterrupt) else 1
+    return 0
+
+
+def _flush_files():
+    "Write what open files still hold, also those of libraries written in C."
+    opened = [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]
+    for file in [*opened, sys.stdout, sys.stderr]:
+        with suppress(OSError, ValueError):  # closed, or not for writing
+            file.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _end(code: int):
+    "End this process as Python does, without taking its modules down: wait for threads, call what asked to be called."
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    _flush_files()
+    os._exit(code)
 
 # %% ../../nbs/10_book/04_preload.ipynb #cf11220d
 def _serve(parent: int, folder: str, file: int, packages: list):
@@ -246,9 +286,9 @@ def _serve(parent: int, folder: str, file: int, packages: list):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background of a shell, which ignores it
     _import_packages(parent, folder, packages)
     if module := Server(socket.socket(fileno=file)).serve():
-        runpy.run_module(module, run_name='__main__', alter_sys=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)  # left by a parent that was killed
+        _end(_run(module))
+    shutil.rmtree(folder, ignore_errors=True)  # left by a parent that was killed
+    _end(0)
 
 
 def main(arguments: list) -> int:
@@ -257,7 +297,6 @@ def main(arguments: list) -> int:
         return run_module(*arguments)
     _, parent, folder, file, *packages = arguments
     _serve(int(parent), folder, int(file), packages)
-    return 0
 
 # %% ../../nbs/10_book/04_preload.ipynb #pre00020
 #| eval: false

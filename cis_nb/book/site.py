@@ -9,7 +9,7 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPE
            'page_table', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty',
            'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title',
            'other_experiment', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts',
-           'map_page', 'chapter_table', 'method_matrix', 'first_figure', 'page_numbers', 'front_page', 'results',
+           'map_page', 'chapter_table', 'method_matrix', 'card_figure', 'page_numbers', 'front_page', 'results',
            'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
@@ -94,7 +94,7 @@ def page_cell(cell: dict) -> dict:
         found |= {'hide-input'}
     return dict(
         cell_type='code',
-        metadata=dict(tags=sorted(found | set(tags(cell)))),
+        metadata=dict(tags=sorted(found | set(tags(cell)) - {'card'})),
         source=source,
         execution_count=None,
         outputs=[*map(page_output, filter(is_shown, cell['outputs']))],
@@ -634,9 +634,9 @@ def method_matrix(table: pd.DataFrame) -> str:
     return render_template('matrix', tables=tables) if tables else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #001ac4d2
-def first_figure(nb: dict) -> bytes:
-    "The first PNG among the outputs of a notebook; empty if there is none."
-    for c in nb['cells']:
+def card_figure(nb: dict) -> bytes:
+    "The PNG of the cell with the tag `card`, otherwise the first PNG of a notebook; empty if there is none."
+    for c in sorted(nb['cells'], key=lambda c: 'card' not in tags(c)):
         for o in c.get('outputs', ()):
             if png := o.get('data', {}).get('image/png'):
                 return base64.b64decode(''.join(png))
@@ -660,11 +660,11 @@ def _figure_order(e) -> tuple:
 
 # %% ../../nbs/10_book/01_site.ipynb #7d8e7258
 def _findings(found: dict, states: dict, folder: Path, most: int = 6) -> str:
-    "The findings of up to `most` chapters as HTML, each with its main figure, which is written to `folder`."
+    "The findings of up to `most` chapters as HTML, each with the figure of its card, which is written to `folder`."
     shown = []
     for e in sorted(found.values(), key=_figure_order):
         wanted = e.name.startswith(('06_', '07_', '08_')) and states[e.name][0] == 'done' and len(shown) < most
-        if wanted and (png := first_figure(read_notebook(e.folder / 'notebook.ipynb'))):
+        if wanted and (png := card_figure(read_notebook(e.folder / 'notebook.ipynb'))):
             file = e.name.replace('/', '--') + '.png'
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(png)

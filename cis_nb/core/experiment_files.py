@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['RECORDS', 'read_notebook', 'tags', 'code_cells', 'defaults', 'optional_names', 'read_params', 'notebooks',
            'chapter_of', 'chapter_settings', 'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code',
-           'all_code', 'experiment_files', 'experiments', 'read_record', 'read_receipt', 'receipt_path', 'parameters',
-           'names_experiment', 'trained_weights', 'collect_parameters']
+           'all_code', 'texts_in', 'experiment_files', 'experiments', 'read_record', 'read_receipt', 'receipt_path',
+           'parameters', 'names_experiment', 'trained_weights', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -254,17 +254,17 @@ def _words(params: dict) -> list:
     ]
 
 
-def _texts(value) -> list:
+def texts_in(value) -> list:
     "All texts in a parameter, keys of dictionaries too."
     if isinstance(value, dict):
-        return [t for pair in value.items() for v in pair for t in _texts(v)]
-    return [t for v in value for t in _texts(v)] if isinstance(value, list) else [value] * isinstance(value, str)
+        return [t for pair in value.items() for v in pair for t in texts_in(v)]
+    return [t for v in value for t in texts_in(v)] if isinstance(value, list) else [value] * isinstance(value, str)
 
 
 def _names(e: Experiment) -> frozenset:
     "The words in the parameters of an experiment, and the method that they mean."
     params = (e.defaults or {}) | e.params
-    return e.names | {word for text in _texts(params) for word in re.findall(r'\w+', text)}
+    return e.names | {word for text in texts_in(params) for word in re.findall(r'\w+', text)}
 
 
 def _with_needs(e: Experiment, found: dict) -> Experiment:

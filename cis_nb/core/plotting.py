@@ -12,6 +12,7 @@ import io
 import textwrap
 import numpy as np
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -68,12 +69,20 @@ def set_style():
     matplotlib.rcParams.update(STYLE)
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #32ed6e36
+def _drawn_texts(artist) -> set:
+    "The texts below an artist; not those of axes that are off, which would make their ticks to give them."
+    if isinstance(artist, Axis) and not artist.axes.axison:
+        return set()
+    own = {artist} if isinstance(artist, Text) else set()
+    return own.union(*map(_drawn_texts, artist.get_children()))
+
+
 class Page(Figure):
     "A figure that shows itself when a cell ends with it, and that nobody else keeps."
 
     def png(self) -> bytes:
         "The figure as a PNG file."
-        for text in {*self.findobj(Text)} - self._powers():
+        for text in _drawn_texts(self) - self._powers():
             text.set_parse_math(False)
         buf = io.BytesIO()
         self.savefig(buf, format='png', dpi=DPI)

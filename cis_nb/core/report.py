@@ -119,7 +119,7 @@ def show_table(
     index: bool = False,  # show the row names
 ) -> HTML:
     "A table as the book shows it."
-    css = [dict(selector='th, td', props='padding:.15em .5em; text-align:left; overflow-wrap:normal')]
+    css = [dict(selector='th, td', props='padding:.15em .4em; text-align:left; overflow-wrap:normal')]
     css += [dict(selector=f'.col{i}', props='text-align:right') for i in range(df.shape[1]) if _numeric(df.iloc[:, i])]
     style = df.style.format(_escaped, na_rep='–').set_table_styles(css)
     for axis in (0, 1):

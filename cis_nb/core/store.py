@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MANY_FILES', 'project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'temporary_folder',
            'fresh_processes', 'end_with_parent', 'fresh_pool', 'Manifest', 'manifest', 'sync_tree', 'replace_synced',
-           'StorageFault', 'storage_faults_named', 'announced_lock', 'stored', 'unfinished_work', 'delete_unfinished',
-           'verified_work']
+           'StorageFault', 'storage_faults_named', 'announced_lock', 'stored', 'add_note', 'read_notes',
+           'unfinished_work', 'delete_unfinished', 'verified_work']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
 import atexit
@@ -401,6 +401,27 @@ def stored(
             if not _finished(final):
                 _build_again(final, key, record, build, resume)
     return final
+
+# %% ../../nbs/00a_core/01_store.ipynb #7db54bad
+def add_note(path: Path, note: dict):
+    "Append a line of JSON to the notes of a build, and see it onto the disk."
+    with open(path, 'a', encoding='utf-8') as f:
+        f.write(json.dumps(note) + '\n')
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def read_notes(path: Path) -> list:
+    "The whole lines of the notes of a build; a line that was cut, and what is behind it, is removed."
+    notes, whole = [], 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        with suppress(ValueError):
+            notes.append(json.loads(line if line.endswith(b'\n') else b''))
+            whole += len(line)
+            continue
+        os.truncate(path, whole)
+        break
+    return notes
 
 # %% ../../nbs/00a_core/01_store.ipynb #835e88ef
 def _in_use(lock: Path) -> bool:

@@ -97,9 +97,15 @@ class ProductPairs:
     name: str = 'products'
     categories: tuple = LRVSF_CATEGORIES  # that a product may have, in the order of an embedding table
     skipped: Skipped = field(default_factory=Skipped)  # what the reader has left out
+    distractor_categories: list = field(default_factory=list)  # of `distractors`; empty if one is not known
 
     def __post_init__(self):
         check_products(self.simple, self.complex, self.images, self.distractors, self.name)
+        if self.distractor_categories and len(self.distractor_categories) != len(self.distractors):
+            raise ValueError(
+                f'{self.name}: {len(self.distractor_categories)} categories for {len(self.distractors)} distractors;'
+                ' give one for each, or none'
+            )
         self.products = list(dict.fromkeys(self.simple['product']))
         self._simple = self.simple.groupby('product', sort=False).indices
         self._complex = self.complex.groupby('product', sort=False).indices
@@ -119,6 +125,14 @@ class ProductPairs:
         target, category, captions = self._alone[choose(self._simple[product])]
         reference = self._worn[choose(self._complex[product])]
         return Pair(product, reference, target, category, choose(captions) if len(captions) else '')
+
+    @property
+    def category_of(self) -> dict:  # simple image or distractor -> category
+        "The categories of all images that a query can find; empty if that of a distractor is not known."
+        if len(self.distractor_categories) < len(self.distractors):
+            return {}
+        others = zip(self.distractors, self.distractor_categories)
+        return dict(zip(self.simple.image, self.simple.category)) | dict(others)
 
     @property
     def key(self) -> str:

@@ -121,16 +121,16 @@ def shown_references(task, categories, references: int = 3, conditions: int = 4)
     return sorted(found, key=lambda item: -len(item[1]))[:references]
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #ac59a9a1
-PICTURE_SIDE = 256  # pixels of a picture of an image or a map
+PICTURE_SIDE = 256  # pixels of a shown image or map
 
 
 def enlarged(values) -> np.ndarray:  # (h,h) -> (256,256)
-    "A map at the size of a picture."
+    "A map at the size of a shown image."
     return F.interpolate(values[None, None].float(), PICTURE_SIDE, mode='bicubic', align_corners=False)[0, 0].numpy()
 
 
 def picture(image: Image.Image) -> np.ndarray:  # (256,256,3) in 0..1
-    "The white square that a network sees, at the size of a picture."
+    "The white square that a network reads, at the size of a shown image."
     return resized_white_square(image, PICTURE_SIDE).transpose(1, 2, 0) / 255
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c049ad13
@@ -143,7 +143,7 @@ def heat(image: Image.Image, values) -> np.ndarray:  # (256,256,3) in 0..1
 
 
 def _rows(rows: list):  # of [(title, picture)]
-    "Figure: rows of pictures, each with a title; None instead of a picture leaves its place to the title."
+    "Figure: rows of images, each with a title; None instead of an image leaves its place to the title."
     cols = max(map(len, rows))
     fig, axes = page((7.1 / cols + 0.22) * len(rows), rows=len(rows), cols=cols, squeeze=False)
     fig.get_layout_engine().set(w_pad=0.02, h_pad=0.045, wspace=0.01, hspace=0)

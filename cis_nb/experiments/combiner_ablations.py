@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'BY_CONSTRUCTION', 'OWN_COMPARISON', 'UNTESTED', 'TABLE5', 'RelationCorpus',
            'corpus', 'relations_for', 'sampled_triplets', 'OnCorpus', 'train_variant', 'variant_rankings',
-           'fusion_entries', 'fusion_rankings', 'slope', 'by_seed', 'claim_evidence', 'untested', 'as_own',
+           'fusion_entries', 'fusion_rankings', 'slope', 'by_seed', 'claim_evidence', 'untested', 'of_clause', 'as_own',
            'needed_for', 'between', 'within', 'within_share', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
@@ -186,13 +186,18 @@ def claim_evidence(c: dict, what: str, role: str = '') -> dict:
 BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED = 'by construction', 'own', 'untested'  # roles of a line of evidence
 
 
-def untested(what: str) -> dict:
-    "A clause of a claim that a run cannot test, as a line of its evidence."
-    return dict(what=what, role=UNTESTED)
+def untested(what: str, clause: str = '') -> dict:
+    "A clause of a claim that a run cannot test, as a line of its evidence; `clause` names one that another page tests."
+    return dict(what=what, role=UNTESTED) | (dict(clause=clause) if clause else {})
+
+
+def of_clause(lines: list, clause: str) -> list:
+    "Lines of evidence that test a clause, which other pages of a book then need not name as untested."
+    return [dict(c, clause=clause) for c in lines]
 
 
 def as_own(lines: list) -> list:
-    "Lines of evidence as own comparisons of this book: they stand beside a claim and are not judged."
+    "Lines of evidence as own comparisons of this book: they are shown beside a claim and are not judged."
     return [dict(c, role=OWN_COMPARISON) for c in lines]
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #2595e8ed

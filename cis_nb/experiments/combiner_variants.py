@@ -310,11 +310,11 @@ def trend_forest(trends: dict):
 
 def trend_finding(trends: dict) -> str:
     "The slope and the last step with each filter, in one line."
-    return '; '.join(
-        f'four times as many triplets {t.label}: {format_interval(t.slope)} points of R@1 on average,'
-        f' {format_interval(t.last_step)} in the last step'
+    said = [
+        f'{t.label} {format_interval(t.slope)} on average and {format_interval(t.last_step)} in the last step'
         for t in trends.values()
-    )
+    ]
+    return f'Points of R@1 for four times as many triplets: {"; ".join(said)}'
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #97ce8275
 def size_evidence(per_query: pd.DataFrame, sizes: list, seed: int = 0) -> list:

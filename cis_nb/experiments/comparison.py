@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'SEEDS_NOTE', 'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits',
            'task_mean', 'contrast', 'compare', 'opposite', 'queries_needed', 'corrected', 'verdict', 'format_interval',
-           'change', 'seeds_apart', 'seeds_in_words', 'format_difference', 'difference_cell', 'forest_rows',
-           'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds', 'read_printed',
-           'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds', 'lead_in_words',
-           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
+           'change', 'seeds_apart', 'seeds_in_words', 'format_difference', 'brief_difference', 'difference_cell',
+           'forest_rows', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds',
+           'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds',
+           'lead_in_words', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -30,7 +30,7 @@ def with_seed(per_query) -> pd.DataFrame:
 
 
 def seeds(per_query, method: str) -> list:
-    "The seeds of a method's trainings; empty if it has none."
+    "The training seeds of a method; empty if it has none."
     t = with_seed(per_query)
     return sorted(set(t.seed[t.method == method]) - {UNTRAINED})
 
@@ -86,7 +86,7 @@ def _grouped_by_seeds(wide: pd.DataFrame, weights: dict) -> dict:  # seeds -> (Q
 
 
 def _alone(parts: dict, drawn: list, tasks) -> dict:  # by_seed, seed_intervals
-    "The sum for each seed of the trainings with its own interval, if all trained methods have the same seeds."
+    "The weighted sum for each training seed with its own interval, if all trained methods have the same seeds."
     trained = [s for s in parts if s != (UNTRAINED,)]
     if len(trained) != 1:
         return dict(by_seed=[], seed_intervals=[])
@@ -152,7 +152,7 @@ def opposite(c: dict) -> dict:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #f315e1db
 TOO_FEW = 'too few queries'  # a verdict
-LEAST_SEEDS = 3  # fewer say nothing about the spread between trainings
+LEAST_SEEDS = 3  # fewer give no estimate of the spread between seeds
 
 
 def queries_needed(c: dict, limit: float) -> int:  # 0: these are enough
@@ -212,6 +212,11 @@ def format_difference(c: dict, said=verdict) -> str:
 SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies on the side of zero of the difference'
 
 
+def brief_difference(c: dict, said=verdict) -> str:
+    "A difference with its interval and its verdict (or its `change`), for a finding."
+    return f'{format_interval(c)} ({said(c)})'
+
+
 def difference_cell(c: dict, said=verdict) -> str:
     "As `format_difference`, in short for a table; `SEEDS_NOTE` belongs below it."
     n, of = next(iter(seeds_apart(c).values())), len(c['seed_intervals'])
@@ -232,7 +237,7 @@ def doubt_note(found) -> str:
     if any('p_corrected' in c for c in found):
         words.append(f'Holm’s correction for {len(found)} comparisons')
     if few:
-        words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between trainings is not known')
+        words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between seeds is not known')
     return '; '.join(words) + '.'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #2ef8e55b

@@ -92,7 +92,7 @@ def run_composed(
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #cfd26991
 def chance_recalls(sets: dict) -> dict:  # task -> k -> percent
-    "Recall of a guess on every task that is scored by recall."
+    "Chance recall on every task that is scored by recall."
     return {t: {k: chance_recall(b, k) for k in b.ks} for t, b in sets.items() if 'map' not in b.metrics}
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #d63610e3
@@ -148,7 +148,7 @@ def composed_finding(run: MatrixRun, found: dict) -> str:
         words = [f'{api.method_style("image_text").title} {value.iloc[0]:.1f}'] if len(value) else []
         for c in judged(run, found, task):
             words.append(f'{run.titles[c["a"]]} {recall_over_seeds(rows, c["a"])}, {lead_in_words(c)}')
-        parts.append(f'{api.task_title(task)} R@1: ' + '; '.join(words or ['no sum']))
+        parts.append(f'{api.task_title(task)} R@1: ' + '; '.join(words or ['no Image + Text']))
     return '. '.join(parts) or 'nothing to evaluate'
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #d4033775
@@ -179,8 +179,8 @@ def by_kind(
 
 def against_chance(
     table, method: str, guess: float
-) -> dict:  # kind -> 'more' or 'less' often than a guess, or 'as' often
-    "How a method fares against a guess, by the intervals."
+) -> dict:  # kind -> 'more' or 'less' often than chance, or 'as' often
+    "How a method compares with chance, by the intervals."
     mine = table[table.method == method]
     return {r.kind: 'more' if r.low > guess else 'less' if r.high < guess else 'as' for r in mine.itertuples()}
 

@@ -92,8 +92,8 @@ def products_left_out(p: dict, image_size: int) -> tuple:  # kept, left out
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #9353253a
 def start_fusions(p: dict, model) -> list:  # of LateFusion
-    """The tuned sum and the score product of the start, set on the queries that choose the weights of the trainings in
-    `p`; no held-out word is among them."""
+    """Image + Text, tuned, and the score product of the start, set on the queries that choose weights of the runs;
+    no held-out word is among them."""
 
     def held_out(task):
         c = _config(p, ASKED[task.task] | dict(held_out=p['held_out']))
@@ -463,9 +463,9 @@ def own_text_lines(entry, task: LRVSFTask) -> pd.DataFrame:
     references, images = [task.load(i) for i in q.reference], [task.load(i) for i in target]
     parts = []
     for name, (text, shown) in OWN_TEXT.items():
-        pictures = [seen if shown else [blank_like(im) for im in seen] for seen in (references, images)]
-        asked = encode_under(entry.method, pictures[0], captions['same'])
-        found = encode_under(entry.method, pictures[1], captions[text])
+        references = [seen if shown else [blank_like(im) for im in seen] for seen in (references, images)]
+        asked = encode_under(entry.method, references[0], captions['same'])
+        found = encode_under(entry.method, references[1], captions[text])
         rank = ranks(asked @ found.T, range(len(target)))[:, 0]
         about = dict(method=name, seed=entry.seed, draw=0, task='own text', gallery_size=len(target), rank=rank)
         parts.append(q[['query_id', 'reference']].assign(**about))

@@ -195,7 +195,7 @@ def plot_conditions(ax, conditions: dict, title: str):
 
 
 def condition_figure(conditions: dict, source: str = '') -> Page:
-    "Templates per condition, attribute tasks above object tasks; `source` stands before the titles."
+    "Templates per condition, attribute tasks above object tasks; `source` is put before the titles."
     fig, axes = page(5.0, rows=2)
     for ax, kind in zip(axes, ('attribute', 'object')):
         title = f'{source} {kind} tasks'.strip()

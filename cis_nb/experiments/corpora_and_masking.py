@@ -35,7 +35,7 @@ def text_source(name: str, lines: int, seed: int = 0) -> str:
 
 
 def corpus_changes(corpora: list, lines: int, seed: int = 0) -> dict:  # corpus -> settings
-    "What differs between the trainings on each corpus."
+    "What differs between the runs on each corpus."
     changes = {}
     for name in corpora:
         parts = name.split(' + ')
@@ -79,7 +79,7 @@ def token_pairs(ids: torch.Tensor) -> list:  # of pairs, one list a text
 
 
 def pair_coverage(corpus_ids: torch.Tensor, query_ids: torch.Tensor) -> float:  # percent
-    "The share of the pairs of the queries that stand anywhere in the corpus."
+    "The share of the pairs of the queries that occur in the corpus."
     there = {pair for text in token_pairs(corpus_ids) for pair in text}
     return 100 * np.mean([pair in there for text in token_pairs(query_ids) for pair in text])
 
@@ -95,7 +95,7 @@ def coverage_table(samples: dict, titles: dict, run: MatrixRun) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #6e830d41
 def self_retrieval_rates(run: MatrixRun, gallery) -> pd.DataFrame:  # mean, std; one row a variant
-    "Self-retrieval of the trainings in the images of `gallery` (a Task), in percent; mean and deviation over seeds."
+    "Self-retrieval of the runs in the images of `gallery` (a Task), in percent; mean and deviation over seeds."
     rows = [dict(variant=e.name, rate=self_retrieval(e, gallery)) for e in trained_only(run)]
     return pd.DataFrame(rows).groupby('variant', sort=False).rate.agg(['mean', 'std']).fillna(0)
 

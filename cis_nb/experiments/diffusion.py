@@ -5,27 +5,29 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'PRINTED', 'CIRR_PARTS', 'HEADINGS',
            'PSEUDO_WORDS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS', 'MASK_TITLES',
-           'MASK_PAIRS', 'TRADE', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS', 'COMPOSITION_ORDER', 'compodiff_entries',
-           'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers',
-           'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler',
-           'sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
-           'in_sentences', 'one_benchmark', 'all_benchmarks', 'with_controls_and_rerankers', 'SampledRun',
-           'benchmark_samplers', 'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest',
-           'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note',
-           'samplers_table', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
-           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
-           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
-           'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects',
-           'searches_table', 'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs',
-           'place_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene',
-           'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'MASK_PAIRS', 'TRADE', 'GUIDANCE_ACTS', 'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS',
+           'PUBLISHED_STAGE_TWO', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler',
+           'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on',
+           'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores', 'choose_sampler',
+           'samplers_of', 'evenly', 'choosing_tasks', 'same_training', 'in_sentences', 'one_benchmark',
+           'all_benchmarks', 'with_controls_and_rerankers', 'SampledRun', 'benchmark_samplers', 'run_benchmarks',
+           'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note',
+           'steps_in_words', 'sampler_words', 'sampler_note', 'samplers_table', 'PrintedTable', 'printed_columns',
+           'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric',
+           'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
+           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
+           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
            'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun',
            'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words',
-           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'guidance_evidence', 'points_note',
-           'grid_results', 'guidance_finding', 'claimed_scores', 'trade_words', 'inactive_weights', 'negative_words',
-           'mask_words', 'place_words', 'tuned_words', 'against_baselines', 'cirr_words', 'compodiff_finding',
-           'control_evidence', 'zero_shot_evidence', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'peak_evidence', 'guidance_evidence',
+           'points_note', 'grid_results', 'guidance_finding', 'claimed_scores', 'trade_words', 'inactive_weights',
+           'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines', 'cirr_rivals',
+           'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
+           'recipe_departures', 'judged_recipe', 'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -54,8 +56,17 @@ from ..core.report import progress
 from ..core.store import fingerprint, manifest
 from ..data.image_sources import ImageSource, image_files, union
 from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
-from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, claim_evidence, untested
+from cis_nb.experiments.combiner_ablations import (
+    BY_CONSTRUCTION,
+    OWN_COMPARISON,
+    UNTESTED,
+    as_own,
+    claim_evidence,
+    of_clause,
+    untested,
+)
 from cis_nb.experiments.comparison import (
+    brief_difference,
     change,
     compare,
     contrast,
@@ -64,6 +75,7 @@ from cis_nb.experiments.comparison import (
     difference_cell,
     format_difference,
     format_interval,
+    lead_in_words,
     of_seed,
     opposite,
     over_seeds,
@@ -184,7 +196,7 @@ TRAIN_SPLITS = ('cirr', 'fashioniq')  # benchmarks that have one
 
 
 def tuning_benchmarks(p: dict) -> list:  # of Benchmark
-    "What the tuned sum is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
+    "What Image + Text is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
     if is_world(p['data']):
         return [one_benchmark(p | dict(world_seed=p['tune_seed'], draws=1), name) for name in p['tuned_on']]
     named = [n.partition('=')[0] for n in p['tuned_on']]
@@ -192,7 +204,7 @@ def tuning_benchmarks(p: dict) -> list:  # of Benchmark
 
 
 def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
-    "The tuned sum and the score product, set on the tasks of some benchmarks."
+    "Image + Text, tuned, and the score product, set on the tasks of some benchmarks."
     tasks = {task.task: task for b in benchmarks for task in b.tasks.values()}
 
     def validation(task):
@@ -593,6 +605,18 @@ def beside_printed(run: MatrixRun, which: str) -> pd.DataFrame:
     rows += [[run.titles[m], 'not in this table of the paper', *ours(m)] for m in rest]
     return pd.DataFrame(rows, columns=['method', 'regime', 'numbers of', *(h for _, h in columns.values())])
 
+
+def joined_cutoffs(table: pd.DataFrame) -> pd.DataFrame:
+    "A table of `beside_printed` in which the recalls of one task share a cell, so that it fits on a page."
+    by_task, out = {}, table.iloc[:, :3].copy()
+    for heading in table.columns[3:]:
+        by_task.setdefault(heading.rpartition(' ')[0], []).append(heading)
+    for task, headings in by_task.items():
+        cells = table[headings].agg(' / '.join, axis=1)
+        cutoffs = ' / '.join(h.rpartition(' ')[2] for h in headings)
+        out[f'{task} {cutoffs}'] = cells.where(cells.str.contains(r'\d'), '–')
+    return out
+
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #990d9b5c
 def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, task, metric, k) -> row of `over_seeds`
     "The results of a benchmark, by the part of its name before a slash; seeds joined."
@@ -603,7 +627,7 @@ def over_seeds_by_metric(run: MatrixRun, benchmark: str) -> dict:  # (method, ta
 
 
 def count_queries(run: MatrixRun, benchmark: str) -> int:
-    "The queries of a benchmark, by the part of its name before a slash; one that stands in two tasks counts once."
+    "The queries of a benchmark, by the part of its name before a slash; one that is in two tasks counts once."
     mine = run.per_query[run.per_query.benchmark.str.split('/').str[0] == benchmark]
     return mine.query_id.nunique()
 
@@ -638,17 +662,19 @@ def composition_table(run: MatrixRun) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #85cf97b3
 def spread_over_draws(run: MatrixRun, method: str = 'image_text') -> dict | None:  # a line of evidence
-    "C08: the standard deviation of R@1 over draws, its interval by the chi-square distribution; None below 3 draws."
+    """C08: the standard deviation of R@1 over draws, its interval by the chi-square distribution; None below 3 draws.
+    Draws that differ at all have one above zero, so the claim holds by construction, unless all draws are equal."""
     v = recall_of_draws(run.per_query).query('method == @method').value
     if len(v) < 3:
         return None
     ends = np.percentile(np.random.default_rng(0).chisquare(len(v) - 1, 100_000), [97.5, 2.5])
     low, high = v.std() * np.sqrt((len(v) - 1) / ends)
     what = f'standard deviation of R@1 over {len(v)} draws, {run.titles[method]}'
-    return dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v), role=BY_CONSTRUCTION)
+    line = dict(what=what, diff=float(v.std()), low=float(low), high=float(high), n=len(v))
+    return line | (dict(role=BY_CONSTRUCTION) if line['diff'] else {})
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0001e
-PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained stands beside CompoDiff
+PSEUDO_WORDS = ('pic2word', 'searle', 'lincir')  # the first that was trained is shown beside CompoDiff
 
 
 def pseudo_word_of(run: MatrixRun) -> str:
@@ -1240,7 +1266,7 @@ def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> 
 def beside_words(run: GuidanceRun, beside: MatrixRun, found: dict, k: int) -> str:
     "R@k at the weights of the training minus that of the strongest baseline, in words."
     m = strongest_baseline([e.method for e in beside.entries], run.tasks)
-    difference = format_difference(found[m, k])
+    difference = brief_difference(found[m, k])
     return f'R@{k} at the weights of the training minus {beside.titles[m]}, the strongest baseline: {difference}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
@@ -1293,15 +1319,37 @@ def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict
     return corrected(found)
 
 
-def guidance_evidence(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict:  # claim -> lines
-    "C14, at the weights `at` of the training."
+GUIDANCE_ACTS = 'guidance strengths without a training'  # a clause of C19
+PUBLISHED_WEIGHTS = (1.5, 7.5)  # w_I and w_T of CompoDiff, near which recall is claimed to have its peak
+
+
+def peak_evidence(
+    grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS
+) -> list:  # of lines
+    "Recall at the published weights above that at the ends; at the weights `at` of the training as own lines."
+
+    def losses(point) -> list:
+        return [claim_evidence(c, words) for words, c in extreme_losses(grid, point, k, seed).items()]
+
+    if at == published:
+        return losses(at)
+    own = as_own([dict(c, what=f'at the weights of the training, {c["what"]}') for c in losses(at)])
+    there = (np.isclose(grid.w_image, published[0]) & np.isclose(grid.w_text, published[1])).any()
+    words = f'recall at w_I {published[0]:g} and w_T {published[1]:g} above that at the ends; this grid lacks the point'
+    return [*(losses(published) if there else [untested(words)]), *own]
+
+
+def guidance_evidence(
+    grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS
+) -> dict:  # claim -> lines
+    "C14, and of C19 that guidance acts without a training; `at`: the weights of the training."
     trade = trade_differences(grid, at, seed)
     moves = {
         'cosine to the reference × 100, largest − smallest w_I': trade['w_image', 'to_reference'],
         'cosine to the text × 100, largest − smallest w_T': trade['w_text', 'to_text'],
     }
-    found = moves | extreme_losses(grid, at, k, seed)
-    return {'C14': [claim_evidence(c, words) for words, c in found.items()]}
+    acts = [claim_evidence(c, words) for words, c in moves.items()]
+    return {'C14': acts + peak_evidence(grid, at, k, seed, published), 'C19': of_clause(acts, GUIDANCE_ACTS)}
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #d770ccc2
 def points_note(grid: pd.DataFrame, at: tuple, ks: list, seed: int = 0) -> str:
@@ -1328,7 +1376,7 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
     "The best point, what each weight moves, and whether the ends of a weight hurt."
     w_image, w_text, best = best_point(grid, k)
-    moved = {words: format_difference(c, change) for words, c in trade_words(grid, at, seed).items()}
+    moved = {words: brief_difference(c, change) for words, c in trade_words(grid, at, seed).items()}
     losses = extreme_losses(grid, at, k, seed).values()
     hurt = sum(verdict(c) == 'better' for c in losses)
     here = grid_values(grid, k=k).loc[at[1], at[0]]
@@ -1421,30 +1469,45 @@ def against_baselines(run: MatrixRun, found: dict) -> str:
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for name, _ in found)}
     said = [verdict(found[pair]) for pair in strongest.items() if pair in found]
     better, worse = said.count('better'), said.count('worse')
-    return f'Against the strongest baseline of each benchmark: better on {better} of {len(said)}, worse on {worse}'
+    return f'against the strongest baseline of each benchmark better on {better} of {len(said)}, worse on {worse}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
+def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
+    "Stage 2 on CIRR minus the strongest baseline and the rivals on its triplets, of `found` as of `diffusion_leads`."
+    rivals = (strongest_on(run, 'cirr'), *SYNTHETIC_RIVALS) if 'cirr' in run.benchmarks else ()
+    return {r: found['cirr', r] for r in rivals if ('cirr', r) in found}
+
+
 def cirr_words(run: MatrixRun, found: dict) -> str:
-    "CIRR R@1 of stage 2, minus the strongest baseline and minus the rivals on its triplets; empty without CIRR."
+    "CIRR R@1 of stage 2 beside each of `cirr_rivals`; empty without CIRR."
     if 'cirr' not in run.benchmarks:
         return ''
-    baseline = strongest_on(run, 'cirr')
-    rivals = {r: run.titles[r] for r in (baseline, *SYNTHETIC_RIVALS) if ('cirr', r) in found}
-    titled = rivals | {baseline: f'{run.titles[baseline]} (the strongest baseline)'}
-    minus = [f'minus {titled[r]} {format_difference(found["cirr", r])}' for r in rivals]
-    rows = main_rows('cirr', run.results).set_index('method')
-    return '; '.join([f'CIRR R@1 of stage 2 {rows.value[ZERO_SHOT]:.1f} %', *minus])
+    value = main_rows('cirr', run.results).set_index('method').value[ZERO_SHOT]
+    return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *map(lead_in_words, cirr_rivals(run, found).values())])
 
 
-def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> str:
-    """The verdicts: baselines and rivals (`diffusion_leads`), forbidden results and masks (`search_effects`; `placed`
-    is empty without drawn pairs)."""
-    searches = [negative_words(negative), mask_words(masked), place_words(placed)]
+def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
+    "A line for each of `cirr_rivals`; None without CIRR."
+    shown = {f'− {run.titles[r]}': c for r, c in cirr_rivals(run, found).items()}
+    title = f'{run.titles[ZERO_SHOT]} − rival'
+    return forest(forest_rows(shown), 'difference in CIRR R@1, points', title) if shown else None
+
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510d
+def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict) -> str:
+    "Stage 2 against baselines and rivals (`diffusion_leads`); effects of negative texts and masks (`search_effects`)."
+    text = brief_difference(negative[ZERO_SHOT, 'forbidden', 'none', 'forbidden'], change)
+    mask = brief_difference(masked[ZERO_SHOT, 'mask', 'none', 'localised'])
+    first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
+    return f'{first}. In points: forbidden objects with a negative text {text}, localisation by a mask {mask}'
+
+
+def compodiff_reading(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> list:  # of texts
+    "Sampler, fine-tuning, negative texts and masks with their controls; `placed` is empty without drawn pairs."
     used = {c.best.steps for (name, _), c in run.samplers.items() if name == ZERO_SHOT}
     used = sorted(used or {zero_shot_entries(run.entries)[0].method.steps})
     sampler = f'Steps of the sampler of stage 2, chosen on validation queries: {", ".join(map(str, used))}'
-    parts = [sampler, cirr_words(run, found), against_baselines(run, found), *tuned_words(run, found), *searches]
-    return '. '.join(filter(None, parts))
+    searches = [negative_words(negative), mask_words(masked), place_words(placed)]
+    return [sampler, *tuned_words(run, found), *filter(None, searches)]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
 def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines
@@ -1466,6 +1529,29 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #8be07c26
 ZERO_SHOT_ROWS = ('pic2word', 'artemis', 'combiner_synthetic')  # of the paper's tables, besides CompoDiff
+PUBLISHED_STAGE_TWO = dict(task_mix=[0.3, 0.3, 0.4], condition_dropout=0.1, predicts='x0', text_tokens=False)
+
+
+def recipe_departures(run: MatrixRun) -> str:
+    "In what the training of stage 2 departs from the published recipe, sizes and rates aside; empty if in nothing."
+    runs = [e.run for e in zero_shot_entries(run.entries) if e.run]
+    given = manifest(runs[0])['params'] if runs else {}
+    other = {k: given[k] for k, v in PUBLISHED_STAGE_TWO.items() if given.get(k, v) != v}
+    return ', '.join(f'{k} {given} (published: {PUBLISHED_STAGE_TWO[k]})' for k, given in other.items())
+
+
+def judged_recipe(lines: list, departures: str) -> list:  # of lines
+    """Lines of a claim with the part of the recipe in mind: where a training departs from the published one, lines on
+    CompoDiff are own comparisons of this book, and the published recipe is untested."""
+    mine = [bool(departures) and 'role' not in c and c.get('compodiff', False) for c in lines]
+    of = [{k: v for k, v in c.items() if k != 'compodiff'} for c in lines]
+    shown = [as_own([dict(c, what=f'the book’s recipe, {c["what"]}')])[0] if own else c for own, c in zip(mine, of)]
+    return shown + ([untested(f'the published recipe of CompoDiff; here {departures}')] if any(mine) else [])
+
+
+def pair_line(c: dict, what: str, methods) -> dict:
+    "A comparison of methods as a line of evidence that says whether CompoDiff is among them."
+    return claim_evidence(c, what) | dict(compodiff=any(m.startswith(ZERO_SHOT) for m in methods))
 
 
 def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
@@ -1477,23 +1563,34 @@ def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
             for m in there:
                 found = compare(mine[mine.task == task], ZERO_SHOT, m, k=k, seed=seed)
                 what = f'CIRR {name}@{k}, {run.titles[ZERO_SHOT]} − {run.titles[m]}'
-                lines.append(claim_evidence(found, what))
+                lines.append(pair_line(found, what, (ZERO_SHOT, m)))
     return lines + [untested(f'CIRR, {api.method_style(m).title}') for m in ZERO_SHOT_ROWS if m not in there]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #233fe5bc
+def claimed_metric(run: MatrixRun, name: str) -> tuple:  # rankings with `score`, title
+    """The metric that a claim on a benchmark, the part of its name before a slash, speaks of: on FashionIQ the mean of
+    R@10 and R@50, on CIRR that of R@1 among all images and in the subset, else the main one."""
+    rows = run.per_query[run.per_query.benchmark.str.split('/').str[0] == name]
+    if name == 'fashioniq':
+        return rows.assign(score=50.0 * ((rows['rank'] <= 10) * 1 + (rows['rank'] <= 50))), 'FashionIQ, R@10 and R@50'
+    if name == 'cirr':
+        return rows.assign(score=100.0 * (rows['rank'] == 1)), 'CIRR, R@1 and Rs@1'
+    if rows.empty:
+        return rows, name
+    metric = main_metric(rows.benchmark.iloc[0], run.results)
+    return query_scores(rows, metric), metric.title
+
+
 def order_evidence(run: MatrixRun, name: str, pairs: list, seed: int = 0) -> list:  # of lines
-    """For pairs of methods the difference in the main metric of a benchmark, given by the part of its name before a
-    slash; untested where a method has no rankings there."""
-    rows, lines = run.per_query[run.per_query.benchmark.str.split('/').str[0] == name], []
-    metric = main_metric(rows.benchmark.iloc[0], run.results) if len(rows) else None
-    mine = query_scores(rows, metric) if len(rows) else rows
+    "For pairs of methods the difference in `claimed_metric`; untested where a method has no rankings there."
+    (mine, title), lines = claimed_metric(run, name), []
     for pair in pairs:
-        what = f'{metric.title if metric else name}, {" − ".join(api.method_style(m).title for m in pair)}'
+        what = f'{title}, {" − ".join(api.method_style(m).title for m in pair)}'
         both = mine[mine.method.isin(pair)]
         if both.method.nunique() < 2:
             lines.append(untested(what))
         else:
-            lines.append(claim_evidence(compare(both, *pair, of='score', seed=seed), what))
+            lines.append(pair_line(compare(both, *pair, of='score', seed=seed), what, pair))
     return lines
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #464ac7d7
@@ -1513,11 +1610,14 @@ def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
     }
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #c48d26f3
-COMPOSITION_ORDER = [('pic2word', 'combiner_synthetic'), ('pic2word', ZERO_SHOT)]  # C07, besides the sum's lead
+COMPOSITION_ORDER = [
+    ('pic2word', 'combiner_synthetic'),
+    ('pic2word', ZERO_SHOT),
+]  # C07, besides Image + Text
 
 
 def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
-    """C07 (R@1 of the sum minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
+    """C07 (R@1 of Image + Text minus each learned method of the paper, and of Pic2Word minus the others) and C08, where
     object composition was ranked."""
     mine = whole_references(run.per_query[run.per_query.benchmark == 'composition'])
     there, lines = {*mine.method}, []
@@ -1525,7 +1625,7 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
         what = f'composition R@1, {" − ".join(api.method_style(m).title for m in (a, b))}'
         own = dict(role=OWN_COMPARISON) if b == 'lincir' else {}
         if {a, b} <= there:
-            lines.append(claim_evidence(compare(mine, a, b, seed=seed), what) | own)
+            lines.append(pair_line(compare(mine, a, b, seed=seed), what, (a, b)) | own)
         elif not own:
             lines.append(untested(what))
     spread = spread_over_draws(run) if 'image_text' in there else None
@@ -1552,5 +1652,8 @@ def gallery_evidence(run: MatrixRun, images: int = 8) -> list:  # of lines
 def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> dict:
     "Claim -> lines of evidence."
     searches = control_evidence(negative, masked, placed, seed) + gallery_evidence(run)
+    searches.append(untested(GUIDANCE_ACTS, GUIDANCE_ACTS))
     found = {'C19': searches} | composition_evidence(run, seed) | rivals_evidence(run, seed)
+    departs = recipe_departures(run)
+    found = {claim: judged_recipe(lines, departs) for claim, lines in found.items()}
     return {claim: lines for claim, lines in found.items() if any(c.get('role') != UNTESTED for c in lines)}

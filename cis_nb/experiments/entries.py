@@ -152,7 +152,7 @@ def trained_entry(config: TrainingConfig, backbone, device='auto', read=None) ->
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #49917db7
 def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=None) -> list:
-    """All seeds of all trainings.
+    """All seeds of all trained methods.
     TypeError if `trainings` is one text; ValueError if two give the same variant of a method."""
     if isinstance(trainings, str):
         raise TypeError(
@@ -175,9 +175,11 @@ CONTROL_TITLES = {'_start': 'before training', '_text': 'text of its prompt alon
 
 def at_start(config: TrainingConfig) -> TrainingConfig:
     "The configuration whose run leaves the network as it is drawn: one step that changes nothing, with little to read."
-    little = dict(samples=1000, val_samples=50, world_images=300, batch_size=32)
+    little = dict(
+        samples=1000, val_samples=50, world_images=300, batch_size=32, num_inverted_images=32, search_steps=1
+    )  # 0 means all
     known = type(config).model_fields
-    less = {k: min(n, getattr(config, k)) for k, n in little.items() if k in known}
+    less = {k: min(n, getattr(config, k) or n) for k, n in little.items() if k in known}
     return config.model_copy(update=dict(steps=1, lr=0.0, warmup=0, eval_every=0, log_every=1) | less)
 
 

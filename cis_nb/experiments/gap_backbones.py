@@ -152,7 +152,7 @@ def changed_backbone(recipe: GapRecipe, name: str = 'tiny') -> Path:
     changes = {k: v for k, v in asdict(recipe).items() if k in ('rotated', 'gap', 'norm')}
     return stored('backbone', f'{name}-changed', changes, build, [start.fingerprint], [change_weights])
 
-
+# %% ../../nbs/05b_experiments/30_gap_backbones.ipynb #c1a10004
 def gap_backbone(recipe: GapRecipe, name: str = 'tiny', device: str = 'auto', seed: int = 0) -> str:  # as `pretrained`
     "The weights that a recipe makes of a shipped backbone: changed, and trained on where it has steps; made once."
     changes = recipe.rotated or recipe.gap >= 0 or recipe.norm

@@ -7,7 +7,7 @@ __all__ = ['GROUPS', 'grocery_trainings', 'chosen_sum', 'grouped_lines', 'Grocer
            'shelf_figure', 'ask_for_another', 'condition_strips']
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #be6639cf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from .comparison import UNTRAINED, compare, corrected, format_uncertainty, over_
 from .entries import Entry, read_cached, trained_entry, untrained_methods
 from .matrix import rank_entries
 from .photo_triplets import sum_entry
-from .referred_search import FILTERED, base_name, condvit_at_start
+from .referred_search import FILTERED, base_name, condvit_at_start, filtered_method
 from ..retrieval.protocol import Benchmark, evaluate, first_images, result_rows
 from ..train import settings, trained_weights
 
@@ -84,7 +84,7 @@ class GroceryRun:
     folders: list  # the rankings
     lines: pd.DataFrame  # a line per group, method, seed and query
     titles: dict  # method, and method with FILTERED, -> title
-    weight: float  # of the words in the tuned sum
+    weight: float  # of the text in Image + Text, tuned
     learned: list  # products of the trainings
 
     @property
@@ -125,7 +125,9 @@ def run_grocery(p: dict) -> GroceryRun:
     entries = [*plain, tuned, start, *trained]
     if unknown := set(p['filtered']) - {e.name for e in entries}:
         raise ValueError(f'filtered: {min(unknown)!r} is not compared; allowed: {", ".join(e.name for e in entries)}')
-    folders = rank_entries(entries, {'grocery': benchmark})
+    folders = rank_entries(entries, {'grocery': replace(benchmark, tasks={'category': benchmark.tasks['category']})})
+    among = [replace(e, method=filtered_method(e)) for e in entries if e.name in p['filtered']]
+    folders += rank_entries(among, {'grocery': replace(benchmark, tasks={'filtered': benchmark.tasks['filtered']})})
     learned = grocery_pairs(g, 'train', p['samples']).products
     titles = {e.name: e.title for e in entries}
     titles |= {m + FILTERED: f'{titles[m]}, filtered by category' for m in p['filtered']}

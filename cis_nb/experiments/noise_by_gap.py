@@ -23,7 +23,7 @@ from ..backbones.features import l2_normalize
 from ..core.plotting import color, draw_intervals, forest, page
 from ..data.datasets import language_tools
 from .claims import judge_evidence
-from .combiner_ablations import claim_evidence
+from .combiner_ablations import claim_evidence, untested
 from cis_nb.experiments.comparison import (
     contrast,
     corrected,
@@ -36,7 +36,7 @@ from cis_nb.experiments.comparison import (
 from .gap_backbones import GapRecipe, gap_backbone, modality_gap, recipe_of
 from .matrix import MatrixRun, rank_entries
 from .entries import RANKING_COLUMNS, read_cached
-from .modality_gap import NOISE_TITLES, gap_evidence, noise_distributions, word_statistics
+from .modality_gap import ALL_NOISES, NOISE_TITLES, gap_evidence, noise_distributions, word_statistics
 from cis_nb.experiments.sweeps import (
     claim_evidence_of,
     difference,
@@ -49,6 +49,7 @@ from cis_nb.experiments.sweeps import (
     trained_only,
 )
 from ..methods.contrastive import retrieval
+from ..methods.lincir import NOISES
 from ..world.texts import TEXT_STYLES, text_file
 
 # %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #f2b0006
@@ -280,15 +281,19 @@ def gap_clauses(points: list, slopes: dict, task: str, seed: int = 0) -> dict:  
         'Explanation: the gain grows with the gap': rising,
     }
 
-
+# %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #c1a10001
 def claim_lines(points: list, judged: dict) -> dict:  # claim -> lines of evidence, or why there are none
-    "The evidence of the clauses on CIRR (task -> clauses) for N10 and N11."
+    """The evidence of the clauses on CIRR (task -> clauses) for N10 and N11. Where not all noise distributions of the
+    paper were trained, that clause is left to the page on noise."""
     if 'full' not in judged or not in_paper_range(points):
         return dict.fromkeys(('N10', 'N11'), 'no backbone in the range of Table 1 was ranked on CIRR')
     found = {claim: [] for claim in ('N10', 'N11')}
     for clause, lines in judged['full'].items():
         if (claim := clause.split(':')[0]) in found:
             found[claim] += lines
+    if missing := {*NOISES} - {'none', *noises_of(points)}:
+        for lines in found.values():
+            lines.append(untested(f'{ALL_NOISES}; {len(missing)} were not trained here', ALL_NOISES))
     return found
 
 
@@ -361,7 +366,7 @@ def backbone_of_level(p: dict, factors: dict, cell: dict) -> tuple:  # name, nor
     level = {f: factors[f][i] for f, i in cell.items()}
     return level.get('backbone', p['factor_backbone']), float(level.get('norm', 0))
 
-
+# %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #c1a10002
 def run_factorial(p: dict) -> Factorial:
     "LinCIR's noise and none for all combinations of the parameters `factors` and `prompts` of a page."
     factors, groups, found = p['factors'], {}, []
@@ -405,7 +410,7 @@ def factor_effects(f: Factorial, seed: int = 0) -> dict:  # (factor, task) -> co
         }
     )
 
-
+# %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #c1a10003
 def level_title(level) -> str:
     "A level as a table shows it."
     if isinstance(level, dict):

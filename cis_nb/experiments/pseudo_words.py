@@ -202,7 +202,7 @@ def score_table(
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #11b64487
 def rank_table(run: MatrixRun, name: str) -> pd.DataFrame:
-    "Recalls of a benchmark of one task, and median and mean rank of the target; of trainings the mean over seeds."
+    "Recalls of a benchmark of one task, and median and mean rank of the target; means over seeds."
     (task,) = run.benchmarks[name].tasks.values()
     columns = {(task.task, k): f'R@{k}' for k in task.ks}
     table = score_table(run.results[run.results.benchmark == name], run.titles, columns)
@@ -239,14 +239,13 @@ def order_table(run: MatrixRun, benchmarks: list, seed: int = 0) -> pd.DataFrame
     return pd.DataFrame(rows, columns=['', *heads, 'B and A − A and B', 'average − A and B'])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c6405fd5
-def group_table(found: pd.DataFrame, group: str, titles: dict, heading: str) -> pd.DataFrame:
-    "Groups against methods: value and interval. `found` has the columns `group`, method, value, low, high, n."
-    cells = {
-        (r[group], r['method']): f'{r["value"]:.0f} [{r["low"]:.0f}, {r["high"]:.0f}]' for _, r in found.iterrows()
-    }
+def group_table(found: pd.DataFrame, group: str, titles: dict) -> pd.DataFrame:
+    "Methods against groups: value and interval; a heading has the queries of its group. `found`: a line a cell."
+    values = [f'{r.value:.0f} [{r.low:.0f}, {r.high:.0f}]' for r in found.itertuples()]
+    wide = found.assign(cell=values).pivot(index='method', columns=group, values='cell').loc[[*titles]]
     sizes = dict(zip(found[group], found.n))
-    rows = [[g.replace('_', ' '), int(size), *(cells[g, m] for m in titles)] for g, size in sizes.items()]
-    return pd.DataFrame(rows, columns=[heading, 'queries', *titles.values()])
+    heads = {g: f'{g.replace("_", " ")} ({n:,} queries)' for g, n in sizes.items()}
+    return wide[[*sizes]].rename(columns=heads).set_axis([*titles.values()]).rename_axis('method').reset_index()
 
 
 def sets_table(run: MatrixRun, names: dict) -> pd.DataFrame:
@@ -267,7 +266,7 @@ def scores_of(method, task: Task, name: str, training: int = UNTRAINED) -> pd.Da
 
 
 def tuned_sum_of(run: MatrixRun) -> TunedSum:
-    "The tuned sum among the methods of a run; None if there is none."
+    "Image + Text, tuned, among the methods of a run; None if there is none."
     return next((e.method for e in run.entries if isinstance(e.method, TunedSum)), None)
 
 
@@ -283,17 +282,17 @@ def fusion_figure(tuned: TunedSum, titles: dict) -> Page:
     for ax, (task, curve) in zip(axes[0], tuned.settings.items()):
         ax.plot(list(curve), list(curve.values()), marker='o', color=color('image_text'))
         ax.axvline(tuned.weights[task], color=color('grey'), ls=':')
-        ax.set(xlabel='weight of the text in the sum', ylabel=score_title(task).split()[-1])
+        ax.set(xlabel='weight of the text in late fusion', ylabel=score_title(task).split()[-1])
         ax.set(title=titles[task], xticks=list(curve)[::2], ylim=(0, 1.2 * max(curve.values())))
     return fig
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #de29b3ff
 def training_steps_note(trainings: list) -> str:
-    "The lengths of the trainings of a page, in words, for below a table."
+    "The number of steps of the trained methods of a page, for the lines below a table."
     configs = [training_config(t) for t in trainings]
     title = {c.method: api.method_style(api.get('method', c.method).variant(c)).title for c in configs}
     lengths = [f'{title[c.method]}, {c.steps:,} steps of {c.batch_size}' for c in configs]
-    return f'Trainings of this run: {"; ".join(lengths)}'
+    return f'Steps of this run: {"; ".join(lengths)}'
 
 
 def prompted_entries(entries: list) -> list:  # of Entry

@@ -152,7 +152,7 @@ def genecis_beside_paper(own: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFra
 def contrast_strips(tasks: dict, per_query: pd.DataFrame, good: str, bad: str, titles: dict) -> list:
     """Of each GeneCIS task the query that `good` ranks first and `bad` farthest back; rows of `show_grid`.
 
-    The ranking of `bad` stands below that of `good`; `tasks`: (draw, task) -> Task; `per_query`: of one seed."""
+    The ranking of `bad` is below that of `good`; `tasks`: (draw, task) -> Task; `per_query`: of one seed."""
     strips = []
     for t in evaluated_tasks(per_query):
         lost = lost_queries(per_query, good, bad, t).head(1)

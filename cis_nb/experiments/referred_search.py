@@ -6,20 +6,20 @@
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES',
            'RIVAL_NAMES', 'RIVALS_IN', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'CONDVITS', 'CONTROLS', 'SMALL_WORDS', 'CROP',
            'CLIP4CIR', 'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'FEWEST_HITS', 'under', 'condition_title', 'base_name',
-           'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'run_referred',
-           'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
-           'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'rival_notes',
-           'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
-           'category_chance', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
-           'shown_tasks_note', 'recall_axis', 'distractor_figure', 'leads', 'compared_note', 'referred_finding',
-           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category',
-           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
-           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery',
-           'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note',
-           'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall',
-           'falls', 'filter_gain', 'lead_line', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy',
-           'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes',
-           'referred_evidence']
+           'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
+           'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries',
+           'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered',
+           'rival_notes', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets',
+           'gallery_among', 'category_chance', 'format_chance', 'step_table', 'line_style', 'method_legend',
+           'shown_tasks', 'shown_tasks_note', 'recall_axis', 'distractor_figure', 'leads', 'compared_note',
+           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
+           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
+           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
+           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
+           'subsets_note', 'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods',
+           'among_as', 'fall', 'falls', 'filter_gain', 'lead_line', 'over_text', 'caption_gain', 'late_fusion',
+           'category_accuracy', 'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines',
+           'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 import json
@@ -79,7 +79,7 @@ from ..methods.late_fusion import LateFusion, TunedProduct, TunedSum, fusion_not
 from .entries import Entry, cached, compared_methods, known_as, read_cached, trained_entries
 from .examples import best_median_worst, ranking_strip
 from ..methods.combiner_products import ProductCombinerMethod
-from ..methods.condvit import CondViTMethod, product_task, published_condvit
+from ..methods.condvit import FILTERED_TASK, CondViTMethod, product_task, published_condvit
 from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
 from ..retrieval.protocol import Benchmark, evaluate, first_images, rank_task, task_methods
 from ..retrieval.statistics import bootstrap_ci, families_of, seed_shares
@@ -109,6 +109,15 @@ def base_name(method: str) -> str:
     return method.removesuffix(FILTERED)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #124c06b2
+def filtered_method(entry: Entry):
+    "The method of an entry with the weights that its training has kept for a filtered gallery, or as it is."
+    folder = Path(entry.run) / FILTERED_TASK if entry.run else None
+    if folder is None or not folder.is_dir() or isinstance(entry.method, CropMethod):
+        return entry.method
+    plugin = api.get('method', manifest(entry.run)['params']['method'])
+    return plugin.load(folder, str(entry.backbone.device), entry.backbone)
+
+
 def growing_rankings(
     entry: Entry,
     task,
@@ -117,22 +126,24 @@ def growing_rankings(
     subsets: BootstrapIds = None,
 ) -> Path:  # the folder
     "`rankings` of a method on a task of LRVS-F in growing galleries, and its `bootstrap` scores on subsets; made once."
-    galleries = {entry.name: False, entry.name + FILTERED: True} if filtered else {entry.name: False}
-    about = dict(method=entry.method.fingerprint, training=entry.seed, steps=list(steps), filtered=filtered)
-    about |= dict(subsets=subsets.fingerprint if subsets else '')
+    methods = {entry.name: entry.method} | ({entry.name + FILTERED: filtered_method(entry)} if filtered else {})
+    about = dict(methods=[m.fingerprint for m in methods.values()], training=entry.seed, steps=list(steps))
+    about |= dict(filtered=filtered, subsets=subsets.fingerprint if subsets else '')
 
     def make():
-        encoded = encode_task(entry.method, task)
-        lines = [rank_growing_gallery(encoded, steps, by).assign(method=name) for name, by in galleries.items()]
+        encoded, lines, scores = {}, [], []  # equal weights are encoded once
+        for name, m in methods.items():
+            by, known = name.endswith(FILTERED), m.fingerprint
+            encoded[known] = e = encoded.get(known) or encode_task(m, task)
+            lines.append(rank_growing_gallery(e, steps, by).assign(method=name))
+            if subsets:
+                scores.append(bootstrap_scores(e, subsets, filtered=by).assign(method=name))
         tables = dict(rankings=pd.concat(lines).assign(seed=entry.seed, draw=0))
         if subsets:
-            scores = [
-                bootstrap_scores(encoded, subsets, filtered=by).assign(method=name) for name, by in galleries.items()
-            ]
             tables['bootstrap'] = pd.concat(scores).assign(seed=entry.seed, task=task.task)
         return tables
 
-    return cached(f'lrvsf-{task.task}-{known_as(entry)}', about, {task.task: task}, make, [entry.method])
+    return cached(f'lrvsf-{task.task}-{known_as(entry)}', about, {task.task: task}, make, [*methods.values()])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #c5d8b3b8
 @dataclass
@@ -237,7 +248,7 @@ def held_out_tasks(backbone, data: str, products: int, conditions, seed: int = 0
 
 
 def late_fusions(backbone, data: str, products: int, conditions, seed: int = 0) -> list:  # of LateFusion
-    "The tuned sum and the score product, set on `held_out_tasks`."
+    "Image + Text, tuned, and the score product, set on `held_out_tasks`."
     tasks = held_out_tasks(backbone, data, products, conditions, seed)
 
     def held_out(task):
@@ -326,7 +337,7 @@ def cropped_entries(p: dict, backbone) -> list:  # of Entry
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #8b0129de
 def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
-    """CondViT before training, the tuned sum (`val_products` of the validation split; 0: none), `prompts`, `cropped`
+    """CondViT before training, late fusions (`val_products` of the validation split; 0: none), `prompts`, `cropped`
     and `checkpoints` of an experiment's parameters, for `run_referred`."""
 
     def others(backbone, benchmark) -> list:
@@ -342,16 +353,17 @@ def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #b2d81422
 FILTER_NOTE = (
     '*Filtered by category* ranks a query among the images of its target’s category only, as an index for each category'
-    ' would. It needs the category of every gallery image, which CondViT does not.'
+    ' would. It needs the category of every gallery image, which CondViT does not. A fine-tuned ViT is'
+    ' searched there with the weights that have the best recall in a filtered gallery of validation products.'
 )
 RIVAL_NOTES = dict(
     tuned='*Tuned* is Image + Text with the weight that is best on validation products; the score product multiplies'
     ' the cosines to image and text, each moved by its range among validation products.',
-    crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box* it is an'
-    ' upper bound, since it reads annotations.',
+    crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box*,'
+    ' which is an annotation, it is an upper bound.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
     prompt='A pseudo-word’s *chosen* prompt is the one of several that is best on validation products.',
-    clip4cir='CLIP4Cir fine-tunes CLIP on the sum of its features first, then trains a Combiner.',
+    clip4cir='CLIP4Cir fine-tunes CLIP with the sum of its features as the query first, then trains a Combiner.',
 )  # kind of rival -> what it is
 RIVAL_NAMES = dict(
     tuned='Image + Text with a tuned weight, the score product',
@@ -379,7 +391,7 @@ def is_filtered(method: str) -> bool:
 
 
 def rival_notes(run: ReferredRun) -> str:
-    "What each kind of rival in a run is, the weights of the tuned sum, and the kinds that it lacks, as Markdown."
+    "What each kind of rival in a run is, the weights of late fusion, and the kinds that it lacks, as Markdown."
     kinds = {rival_kind(e) for e in run.entries}
     notes = [FILTER_NOTE] if any(map(is_filtered, run.titles)) else []
     notes += [note for kind, note in RIVAL_NOTES.items() if kind in kinds]
@@ -414,8 +426,9 @@ def _first_scale(given: dict) -> str:
     return f'{scale:g}' if scale else '–'
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #ff95dd62
-def training_budgets(entries: list) -> pd.DataFrame:
-    "A row for each training: what it learned from, steps, batch, learning rate, condition, and the steps it kept."
+def training_budgets(entries: list, filtered=()) -> pd.DataFrame:
+    """A row for each training: what it learned from, steps, batch, learning rate, condition, and the steps it kept;
+    of those named in `filtered` also the steps that are kept for a filtered gallery."""
     runs = {}  # name -> the runs of its seeds; a crop shares the run of its encoder
     for e in entries:
         if e.run and not isinstance(e.method, CropMethod):
@@ -429,9 +442,11 @@ def training_budgets(entries: list) -> pd.DataFrame:
         learns = dict(method=same[0].title, learns_from=source, samples=samples, condition=_condition_of(given))
         rates = dict(steps=f'{given["steps"]:,}', batch=given['batch_size'], lr=f'{given["lr"]:g}')
         rates |= dict(tower_steps=_tower_steps(given), first_scale=_first_scale(given))
-        rows.append(
-            learns | rates | dict(validation_products=given.get('val_samples', '–'), kept_steps=' / '.join(kept))
-        )
+        chosen = dict(validation_products=given.get('val_samples', '–'), kept_steps=' / '.join(kept))
+        if filtered:
+            among = [_kept_step(Path(e.run) / FILTERED_TASK) for e in same if e.name in filtered]
+            chosen['kept_steps_under_the_filter'] = ' / '.join(among) or '–'
+        rows.append(learns | rates | chosen)
     return pd.DataFrame(rows).rename(columns=lambda c: {'lr': 'learning rate'}.get(c, c.replace('_', ' ')))
 
 

@@ -60,7 +60,7 @@ def loss_left(entries: list, method: str) -> np.ndarray:  # (S,) one for each tr
 
 
 def learning_table(entries: list, titles: dict, seed: int, gallery: Task = None) -> pd.DataFrame:
-    "Losses of the trainings with one seed; self-retrieval is the mean over all seeds, in percent."
+    "Losses of the runs with one seed; self-retrieval is the mean over all seeds, in percent."
     rows = []
     for e in [e for e in entries if e.seed == seed]:
         first, last = first_and_last_loss(e)
@@ -85,7 +85,7 @@ def phrases_table(per_query, titles: dict, tasks, a='searle', b='searle_beside',
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #8f0adab1
 def student_interval(values: np.ndarray) -> dict:  # diff, low, high
-    "Mean of a few trainings with Student's 95 % interval; without end for a single one."
+    "Mean of a few runs with Student's 95 % interval; unbounded for a single run."
     n, mean = len(values), float(values.mean())
     half = float(values.std(ddof=1) / n**0.5 * student_law.ppf(0.975, n - 1)) if n > 1 else float('inf')
     return dict(diff=mean, low=mean - half, high=mean + half)

@@ -50,7 +50,7 @@ BRIEF_BASE = dict(
 
 @dataclass(frozen=True)
 class SweepParameters(ParameterSet):
-    "The trainings of an experiment that differ in one setting."
+    "The runs of an experiment that differ in one setting."
 
     training: str  # an experiment of 05_train; empty: a brief training
     shorter: dict  # what all variants change in it

@@ -159,7 +159,7 @@ def random_phrases(D: int) -> Phrases:
 
 # %% ../../nbs/05b_experiments/12_training_time.ipynb #9a005ebc
 def step_parts(model, corpus: Corpus, batch_size: int, rng: np.random.Generator) -> dict:  # part -> its work
-    "The parts of the three trainings over one backbone, each a function without arguments."
+    "The parts of a training step of the three methods over one backbone, each a function without arguments."
     device, near = model.device, rng.integers(0, 2, (batch_size, 1))
     acc, phrases = accelerator_for(device.type, 'auto'), random_phrases(model.D)
     features, words = torch.randn(batch_size, model.D).numpy(), torch.randn(batch_size, model.W).numpy()
@@ -202,7 +202,7 @@ SEARLE_IMAGES, SEARLE_SEARCH_STEPS, SEARLE_EPOCHS = 100_000, 350, 100
 
 
 def training_hours(parts: dict) -> dict:  # method -> Estimate
-    "Hours of the published trainings, projected from the seconds of their parts (Estimates)."
+    "Hours of training with published settings, projected from the seconds of the parts (Estimates)."
     p, n_images = parts, PIC2WORD_EPOCHS * PIC2WORD_IMAGES
     searle = p['search'] * (SEARLE_SEARCH_STEPS * SEARLE_IMAGES) + p['searle'] * (SEARLE_EPOCHS * SEARLE_IMAGES)
     seconds = {

@@ -7,7 +7,7 @@ __all__ = ['UNIT_KINDS', 'NOUN_OF', 'FIRST_WORDS', 'ATTRIBUTE_WORDS', 'SEEN_BY',
            'backbone_training', 'backbone_part', 'captions_of_training', 'training_parts', 'query_units', 'unseen_cell',
            'audit_table', 'seen_groups', 'by_group', 'group_leads', 'transfer_rows', 'without_nouns',
            'zero_shot_configs', 'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone', 'noun_losses',
-           'loss_table']
+           'loss_table', 'transfer_evidence']
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #f40195be
 import json
@@ -25,6 +25,7 @@ from ..core.experiment_files import trained_weights
 from ..core.store import manifest
 from ..data.datasets import captions_root
 from ..data.roots import WORLD, cirr_root, is_world
+from .combiner_ablations import as_own, claim_evidence
 from .comparison import contrast, format_difference, hits
 from .composed_retrieval import run_composed
 from .entries import seeded_config, trained_entry, training_config
@@ -275,3 +276,14 @@ def loss_table(found: dict, both: pd.DataFrame, groups: dict, titles: dict) -> p
                 row[f'{head}, loss'] = format_difference(found[m, g])
         rows.append(row | ({'difference of losses': format_difference(c)} if (c := found.get((m, 'change'))) else {}))
     return pd.DataFrame(rows)
+
+
+def transfer_evidence(found: dict, titles: dict, strongest: dict, where: str) -> list:  # of lines
+    """G12, own lines: the mined Combiner minus the strongest baseline on the unseen queries of CIRR. `found`: (method,
+    rival, group, task) -> comparison; `strongest`: task -> baseline; `where`: what has not seen them."""
+    lines = [
+        claim_evidence(c, f'CIRR, R@1 on {where}, {titles[a]} − {titles[b]}')
+        for (a, b, g, t), c in found.items()
+        if (a, g, t) == ('combiner', 'unseen', 'full') and b == strongest[t]
+    ]
+    return as_own(lines)

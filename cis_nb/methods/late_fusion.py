@@ -9,7 +9,6 @@ __all__ = ['TEXT_WEIGHTS', 'TUNED_SUM', 'SCORE_PRODUCT', 'BASELINES', 'plugin_of
            'fusion_notes']
 
 # %% ../../nbs/04b_methods/14_late_fusion.ipynb #ce72420c
-import os
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Callable
@@ -21,7 +20,7 @@ from ..api import Plugin, Unsolved
 from ..backbones.features import TextMemory, l2_normalize
 from ..core.code import code_version
 from ..core.store import fingerprint, store_root
-from ..data.roots import is_world
+from ..data.roots import PUBLISHED_DATA, WORLD_VERSIONS, annotation_stamps, find_data, is_world
 from .baselines import FeatureMethod, FusionMethod, image_text
 from ..retrieval.metrics import METRICS
 from ..retrieval.protocol import Task, pad_lists, rank_task
@@ -40,11 +39,19 @@ def plugin_of(task: Task) -> api.BenchmarkPlugin:
 def validation_benchmark(name: str, data: str, other_world: int, **drawing):  # Benchmark
     """The queries on which a setting is chosen where the benchmark of `data` is evaluated: those of another world of
     the same `drawing`, or those of its split `tuning_split`. Unsolved if there are none."""
-    asked = (store_root(), os.environ.get('CIS_DATA')), name, data, other_world
+    asked = (store_root(), _annotations(name, data)), name, data, other_world
     found = _loaded_once(*asked, **drawing)
     if not _images_are_there(found):  # the store was emptied meanwhile
         _loaded_once.cache_clear()
     return _loaded_once(*asked, **drawing)
+
+
+def _annotations(name: str, data: str) -> tuple:
+    "The annotation files of a benchmark's real data; what is written anew is read anew."
+    version = WORLD_VERSIONS.get(name)
+    own = version and version.folder or name.replace('_', '-')
+    root = None if is_world(data) else find_data(own if data == PUBLISHED_DATA else data)
+    return annotation_stamps(root) if root else ()
 
 
 def _images_are_there(benchmark) -> bool:
@@ -57,7 +64,9 @@ def _images_are_there(benchmark) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _loaded_once(where: tuple, name: str, data: str, other_world: int, **drawing):  # `where` the files lie
+def _loaded_once(
+    files: tuple, name: str, data: str, other_world: int, **drawing
+):  # `files`: where they lie, and of when
     plugin = api.get('benchmark', name)
     if is_world(data) and plugin.tuning:
         return plugin.load(data, seed=other_world, **plugin.tuning, **drawing)

@@ -295,7 +295,8 @@ class LinCIRPlugin(Plugin):
         return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
-        return [corpus_of(config), cirr_of(config.data, config.cirr).fingerprint]
+        cirr = cirr_of(config.data, config.cirr).fingerprint  # before the captions, which take hours
+        return [corpus_of(config), cirr]
 
     def objective(self, backbone, config) -> SelfMasking:
         c = config

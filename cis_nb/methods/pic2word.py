@@ -85,8 +85,8 @@ class Pic2WordPlugin(Plugin):
         return TokenBackbone
 
     def inputs(self, backbone, config) -> list:
-        images = training_images(backbone, config.data, config.world_images)
-        return [images.key, cirr_of(config.data, config.cirr).fingerprint]
+        cirr = cirr_of(config.data, config.cirr).fingerprint  # before the images, which take longer
+        return [training_images(backbone, config.data, config.world_images).key, cirr]
 
     def objective(self, backbone, config) -> Pic2Word:
         torch.manual_seed(config.seed)

@@ -489,9 +489,9 @@ class SearlePlugin(Plugin):
 
     def inputs(self, backbone, config) -> list:
         backbone = searle_backbone(backbone, config)
-        images = training_images(backbone, config.data, config.world_images)
+        cirr = cirr_of(config.data, config.cirr).fingerprint  # before the images, which take longer
         phrases = phrase_sources(config.vocabulary, config.phrase_generator)
-        return [images.key, *phrases, cirr_of(config.data, config.cirr).fingerprint]
+        return [training_images(backbone, config.data, config.world_images).key, *phrases, cirr]
 
     def objective(self, backbone, config) -> Searle:
         "The search is made first, or found in the store."

@@ -6,7 +6,8 @@
 __all__ = ['epoch_order', 'batch_indices', 'step_seed', 'prefetch', 'learning_rate', 'trainable_parameters', 'adamw',
            'BaseObjective', 'has_fast_bfloat16', 'check_gpus', 'accelerator_for', 'ObjectiveModule', 'loss_function',
            'mean_over_processes', 'update', 'ema_update', 'ema_weights', 'Log', 'train', 'batch_maker',
-           'start_or_resume', 'divergence_error', 'validate_and_keep_best', 'broadcast_weights', 'finish_run']
+           'start_or_resume', 'divergence_error', 'selections', 'validate_and_keep_best', 'broadcast_weights',
+           'finish_run']
 
 # %% ../../nbs/05a_training/00_loop.ipynb #1e3ea73f
 import contextlib
@@ -137,6 +138,7 @@ class BaseObjective:
     ema: float = 0.0  # decay of the averaged weights, in [0,1); 0: no average
     betas: tuple = (0.9, 0.98)  # of AdamW, as CLIP uses
     decay_matrices_only: bool = True  # vectors, scalars and embedding tables do not decay
+    also_best: dict = {}  # name -> another number of `validate`; its best weights are saved in a sub-folder
     panels: dict = {}  # title of a panel in figures -> {label: name that `validate` gives}
     counts: dict = {}  # what was read or left out, for the record of a run
     backbone: object = None  # that is trained or read, for the same record
@@ -383,7 +385,7 @@ def start_or_resume(objective, folder: Path, weight_decay: float, accelerator) -
     for m in modules.values():
         m.to(device)
     optimizer = adamw(modules, weight_decay, objective.betas, objective.decay_matrices_only)
-    state, checkpoint = dict(step=0, best=None, rows=[], ema={}), last_checkpoint(folder)
+    state, checkpoint = dict(step=0, best={}, rows=[], ema={}), last_checkpoint(folder)
     if checkpoint:
         state = load_checkpoint(checkpoint, modules, optimizer)
     if mean_over_processes(float(state['step']), accelerator) != state['step']:
@@ -400,20 +402,33 @@ def divergence_error(e: Exception, step: int, folder: Path) -> FloatingPointErro
     )
 
 # %% ../../nbs/05a_training/00_loop.ipynb #ce51435c
+def selections(objective) -> dict:  # name of a file -> number of `validate` that chooses its weights
+    "What the weights that a run keeps are chosen by; those that it ends with are `best`."
+    return dict(best=objective.metric) | objective.also_best
+
+
+def _keep_better(objective, numbers: dict, state: dict, folder: Path, main: bool):
+    "Write the weights as they are for each number that is the highest so far."
+    for name, metric in selections(objective).items():
+        if name not in state['best'] or numbers[metric] >= state['best'][name][1]:
+            state['best'][name] = [state['step'], numbers[metric]]
+            if main:
+                write_atomic(folder / f'{name}.safetensors', lambda p: save_file(weights(objective.modules), p))
+
+
 def validate_and_keep_best(objective, state: dict, folder: Path, accelerator) -> dict:  # name -> number
     """Validate in full precision, with averaged weights if there are any; save the weights if they are the best so far.
-    KeyError if `objective.validate` does not give `objective.metric`."""
-    modules, metric = objective.modules, objective.metric
+    KeyError if `objective.validate` does not give what the weights are chosen by."""
+    modules = objective.modules
     with ema_weights(state['ema'], modules), torch.no_grad():
         for m in modules.values():
             m.eval()
         numbers = {k: float(v) for k, v in objective.validate().items()}
-        if metric not in numbers:
-            raise KeyError(f'{objective.name}: validate() must return its metric {metric!r}, got {sorted(numbers)}')
-        if state['best'] is None or numbers[metric] >= state['best'][1]:
-            state['best'] = [state['step'], numbers[metric]]
-            if accelerator.is_main_process:
-                write_atomic(folder / 'best.safetensors', lambda p: save_file(weights(modules), p))
+        if missing := {*selections(objective).values()} - {*numbers}:
+            raise KeyError(
+                f'{objective.name}: validate() must return its metric {min(missing)!r}, got {sorted(numbers)}'
+            )
+        _keep_better(objective, numbers, state, folder, accelerator.is_main_process)
     accelerator.wait_for_everyone()
     return numbers
 
@@ -425,18 +440,29 @@ def broadcast_weights(modules: dict, accelerator):
             torch.distributed.broadcast(tensor, 0)
 
 # %% ../../nbs/05a_training/00_loop.ipynb #ea65bcbe
+def _save_chosen(objective, name: str, state: dict, folder: Path):
+    "Take the weights of a selection and save the model: those of `best` in the folder, others in one of their name."
+    load_weights(objective.modules, load_file(folder / f'{name}.safetensors'))
+    for m in objective.modules.values():
+        m.eval()
+    to = folder if name == 'best' else folder / name
+    to.mkdir(exist_ok=True)
+    objective.save(to)
+    (to / 'best.json').write_text(json.dumps(dict(zip(('step', selections(objective)[name]), state['best'][name]))))
+
+
 def finish_run(objective, folder: Path, state: dict, accelerator) -> pd.DataFrame:  # the history
     "Restore the best weights, let the objective save its model, delete the files of a run in progress."
-    modules = objective.modules
+    modules, names = objective.modules, [*objective.also_best, 'best']  # the last stay in the modules
     if accelerator.is_main_process:
-        load_weights(modules, load_file(folder / 'best.safetensors'))
+        for name in names:
+            _save_chosen(objective, name, state, folder)
     broadcast_weights(modules, accelerator)
     for m in modules.values():
         m.eval()
     if accelerator.is_main_process:
-        objective.save(folder)
-        (folder / 'best.json').write_text(json.dumps(dict(zip(('step', objective.metric), state['best']))))
-        (folder / 'best.safetensors').unlink()
+        for name in names:
+            (folder / f'{name}.safetensors').unlink()
         shutil.rmtree(folder / 'checkpoints')
     accelerator.wait_for_everyone()
     return pd.DataFrame(state['rows'])

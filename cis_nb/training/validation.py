@@ -27,8 +27,10 @@ from .loop import BaseObjective
 
 # %% ../../nbs/05a_training/01_validation.ipynb #04ef2287
 def recall_ks(task: Task) -> tuple:
-    "The ranks that a gallery is large enough for."
-    return tuple(k for k in (1, 5, 10) if k < len(task.shared_gallery))
+    "The ranks that each gallery of a task is large enough for."
+    sizes = map(len, task.queries.gallery) if task.shared_gallery is None else [len(task.shared_gallery)]
+    least = min(sizes)
+    return tuple(k for k in (1, 5, 10) if k < least)
 
 # %% ../../nbs/05a_training/01_validation.ipynb #8ca08006
 def recall_curves(before: dict, after: dict, method: str):  # name of a task -> per_query
@@ -118,12 +120,15 @@ class RetrievalValidation(BaseObjective):
         "A panel for each task."
         return {k: {f'R@{n}': _recall_name(k, n) for n in recall_ks(task)} for k, task in self.tasks.items()}
 
+    def selected_by(self, name: str) -> str:
+        "The recall of a task that chooses weights."
+        possible = [k for k in recall_ks(self.tasks[name]) if k <= self.selection_k]
+        return _recall_name(name, max(possible, default=self.selection_k))
+
     @property
     def metric(self) -> str:
         "What the best weights are chosen by."
-        name, task = next(iter(self.tasks.items()))
-        possible = [k for k in recall_ks(task) if k <= self.selection_k]
-        return _recall_name(name, max(possible, default=self.selection_k))
+        return self.selected_by(next(iter(self.tasks)))
 
     def rankings(self) -> dict:  # name -> (per_query, rows)
         "The method as it is now, evaluated on every task."

@@ -2,13 +2,18 @@
 
 import io
 import json
+import signal
+import subprocess
+import sys
 import tarfile
+import textwrap
 
 import numpy as np
 import pytest
 from lrvsf_files import CATEGORY_OF, Hand
 from PIL import Image
 
+from cis_nb.benchmarks import lrvsf_training as m
 from cis_nb.benchmarks.lrvsf import (
     tar_images,
 )
@@ -29,6 +34,33 @@ def test_shards_are_streamed_and_packed_once(tmp_path, store):
     assert (t.table.type[simple] == 'SIMPLE').all() and (t.table.type[worn] != 'SIMPLE').all()
     assert t.table['product'][simple].tolist() == t.table['product'][worn].tolist() == t.products
     assert t.table.category[simple].tolist() == list(CATEGORY_OF)
+
+
+@pytest.mark.e2e
+def test_a_killed_packing_goes_on_behind_the_last_whole_shard(tmp_path, store, monkeypatch):
+    whole = Hand(12, split='train')
+    for k in range(3):
+        part = Hand(split='train')
+        part.files, part.simple, part.complex = whole.files, whole.simple[4 * k :][:4], whole.complex[4 * k :][:4]
+        part.tar(tmp_path / f'lrvsf/TRAIN/{k}.tar')
+    code = f"""
+        import os, signal, cis_nb.benchmarks.lrvsf_training as m
+        square, made = m.resized_white_square, []
+        def some(image, size):
+            made.append(1)
+            return square(image, size) if len(made) < 12 else os.kill(os.getpid(), signal.SIGKILL)
+        m.resized_white_square = some
+        m.lrvsf_training_images({str(tmp_path)!r}, size=12)"""
+    killed = subprocess.run([sys.executable, '-c', textwrap.dedent(code)])
+    assert killed.returncode == -signal.SIGKILL and not list(tmp_path.rglob('manifest.json'))
+    made = []
+    monkeypatch.setattr(m, 'resized_white_square', lambda *a: made.append(1) or resized_white_square(*a))
+    t = lrvsf_training_images(tmp_path, size=12)
+    assert len(made) == 16  # the second shard was not whole
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'another'))
+    undisturbed = lrvsf_training_images(tmp_path, size=12)
+    assert t.table.equals(undisturbed.table) and np.array_equal(t.squares, undisturbed.squares)
+    assert len(t) == 12 and len(t.squares) == 24
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,33 @@ def test_data_that_cannot_be_written_as_text_are_refused(small, capsys):
     assert "data 'caf\\udce9': the name is not UTF-8; rename the folder" in capsys.readouterr().err
 
 
+def test_a_folder_of_the_reader_that_is_missing_stops_the_book_at_once(small, monkeypatch, capsys):
+    monkeypatch.setattr(command_line, 'remove_outdated', lambda e: pytest.fail('a result was removed'))
+    assert main(['make', 'quick', '--data', 'nowhere']) == 2
+    assert "data 'nowhere': no such folder or file here" in capsys.readouterr().err
+    assert main(['run', 'quick', '01_honest', '--data', 'nowhere']) == 2
+    assert "data 'nowhere': no such folder or file here" in capsys.readouterr().err
+
+
+def test_missing_data_are_told_before_the_first_experiment_starts(small, monkeypatch, tmp_path, capsys):
+    "Each once, with source, licence and size, and the experiments that name it."
+    for i, data in enumerate(('cc3m', 'cc3m', 'cirr', 'flickr8k')):
+        small.chapter('02_with_data', f'data: {data}\n', variant=f'.v{i}')
+    (tmp_path / 'data' / 'flickr8k').mkdir(parents=True)
+    monkeypatch.setenv('CIS_DATA', str(tmp_path / 'data'))
+    monkeypatch.chdir(small.home)
+    monkeypatch.setattr(command_line, '_run_graph', lambda *a: print('starts') or 0)
+    monkeypatch.setattr(command_line, 'site', lambda *a: True)
+    main(['make', 'quick'])
+    told, rest = capsys.readouterr().out.split('starts')
+    begins = [
+        '  !  cc3m is missing, which 02_with_data.v0, 02_with_data.v1 name. Get it from https://',
+        '  !  cirr is missing, which 02_with_data.v2 names. Get it from https://github.com/',
+    ]
+    assert len(told.splitlines()) == len(begins) and all(map(str.startswith, told.splitlines(), begins))
+    assert told.count('licence: ') == told.count('size: ') == 2
+
+
 def begun(variant: str):
     "Unfinished work in the store."
 

@@ -83,6 +83,42 @@ def test_without_a_server_the_client_is_the_process(client, address):
     assert p.returncode == 4 and told['pid'] == p.pid and not told['loaded']
 
 
+ENDS = dict(
+    code='sys.exit(7)',
+    large_code='sys.exit(259)',
+    nothing='sys.exit()',
+    text='sys.exit("no such thing")',
+    error='raise ValueError("wrong")',
+    interrupt='raise KeyboardInterrupt',
+    open_file='kept = open("out.txt", "w"); kept.write("held back")',
+    thread='import threading, time; threading.Thread(target=lambda: (time.sleep(0.3), said.append("late"))).start()',
+    pool='from concurrent.futures import ThreadPoolExecutor as P; P(1).submit(lambda: (time.sleep(0.3), print("job")))',
+    library='import ctypes; ctypes.CDLL(None).printf(b"from C")',
+)
+ENDING = """
+import atexit, sys, time
+said = []
+atexit.register(lambda: print('at the end', *said))
+"""
+
+
+@pytest.mark.parametrize('how', ENDS)
+def test_a_forked_process_ends_as_python_does(how, tmp_path):
+    (tmp_path / 'ending.py').write_text(ENDING + ENDS[how])
+    seen = []
+    with preload_server(['decimal']) as address:
+        for place in ({}, address):
+            env = os.environ | dict(CIS_PRELOADED='') | place
+            env['PYTHONPATH'] = os.pathsep.join(p for p in sys.path if p)
+            command = [sys.executable, '-m', 'cis_nb.book.preload', 'ending']
+            p = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60)
+            written = ''.join(f.read_text() for f in tmp_path.glob('out.txt'))
+            seen.append(({-2: 130}.get(p.returncode, p.returncode), p.stdout, p.stderr[-30:], written))
+            (tmp_path / 'out.txt').unlink(missing_ok=True)
+    assert seen[0] == seen[1]
+    assert 'at the end' in seen[0][1]
+
+
 @pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=['usual', 'in the background'])
 def interrupts(request):
     "How the process that starts a server treats Ctrl-C: in the background of a shell it ignores it."

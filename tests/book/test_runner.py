@@ -292,6 +292,7 @@ def test_data_come_from_the_world_or_from_the_reader(graph):
 
     odd = ' 007 \'q\' "d" ü写 {n} {wildcards.name} $HOME $(touch hit) `touch hit` \\n a: b\n1e3;# '
     assert said() == 'data from world'
+    (graph.home / odd).mkdir()
     rc, told = graph.book('make', 'quick', '--cores', '2', '--data', odd)
     assert said() == f'data from {odd}', told
     assert not (graph.home / 'hit').exists()

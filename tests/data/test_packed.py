@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from torchvision import transforms as T
 from projects import DATA, needs_data
-from cis_nb.data.packed import CaptionedImages, center_square, open_image, pack, packed_folder
+from cis_nb.data import packed
+from cis_nb.data.packed import CHUNK, CaptionedImages, center_square, open_image, pack, packed_folder
 from cis_nb.data.image_folders import Place, read_photos
 from photo_folders import image, write_tar, side_by_side, folder
 
@@ -121,7 +122,8 @@ def test_any_bytes_as_an_image(tmp_path_factory, noise, cut):
     d = tmp_path_factory.mktemp('img')
     (d / 'a').write_bytes(noise)
     (d / 'b').write_bytes(image(2)[:cut] + noise)
-    assert 0 in pack([Place(str(d / 'a')), Place(str(d / 'b'))], d / 'x.npy', 16, workers=1)
+    (note,) = pack([Place(str(d / 'a')), Place(str(d / 'b'))], d / 'x.npy', 16, workers=1)
+    assert '0' in note['failed']
 
 
 # ---- packing
@@ -138,8 +140,8 @@ def test_workers_and_chunks_change_nothing(tmp_path):
         (pack(places, tmp_path / f'{w}{c}.npy', 16, workers=w, chunk=c), np.load(tmp_path / f'{w}{c}.npy'))
         for w, c in [(1, 256), (1, 5), (2, 4), (3, 1)]
     ]
-    for failed, rows in made:
-        assert failed == {7: 'file that is no image'}
+    for notes, rows in made:
+        assert {k: v for n in notes for k, v in n['failed'].items()} == {'7': 'file that is no image'}
         assert np.array_equal(rows, made[0][1])
 
 
@@ -189,22 +191,49 @@ def child(code, tmp_path, **kw):
 
 
 @pytest.mark.e2e
-def test_a_kill_while_packing_leaves_nothing_finished(tmp_path):
+def test_a_killed_packing_goes_on_where_it_was(tmp_path, monkeypatch):
+    "The kill comes in the second portion; the first is not made again, and the result is as without a kill."
+    n = CHUNK + 5
     root = folder(
-        tmp_path / 'r', 5, 'captions.csv', 'image,caption\n' + ''.join(f'{i:03}.jpg,thing {i}\n' for i in range(5))
+        tmp_path / 'r', n, 'captions.csv', 'image,caption\n' + ''.join(f'{i:03}.jpg,thing {i}\n' for i in range(n))
     )
     p = child(
         f'''
         import time, cis_nb.data.packed as d
-        d.center_square = lambda img, size: print('packing', flush=True) or time.sleep(60)
+        square, made = d.center_square, []
+        def slow(img, size):
+            made.append(1)
+            return square(img, size) if len(made) <= {CHUNK} else print('packing', flush=True) or time.sleep(60)
+        d.center_square = slow
         d.packed_folder({str(root)!r}, 16, workers=1)''',
         tmp_path,
     )
     assert p.stdout.readline() == 'packing\n'
+    notes = lambda: list((tmp_path / 'store').rglob('images.jsonl'))  # noqa: E731
+    while not notes() or not notes()[0].read_text().endswith('\n'):
+        time.sleep(0.05)
     p.send_signal(signal.SIGKILL)
     p.wait()
     assert not list((tmp_path / 'store').rglob('manifest.json'))
-    assert len(CaptionedImages(root, 'train', 16, workers=1).table) > 0
+    made, square = [], packed.center_square
+    monkeypatch.setattr(packed, 'center_square', lambda img, size: made.append(1) or square(img, size))
+    after = CaptionedImages(root, 'train', 16, workers=1)
+    assert len(made) == 5
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'another'))
+    whole = CaptionedImages(root, 'train', 16, workers=1)
+    assert len(made) == 5 + n and after.key == whole.key
+    assert (after.folder / 'images.npy').read_bytes() == (whole.folder / 'images.npy').read_bytes()
+
+
+def test_a_note_that_was_cut_does_not_count(tmp_path):
+    root = folder(tmp_path / 'r', 6, 'captions.csv', 'image,caption\n')
+    places = [Place(str(root / f'{i:03}.jpg')) for i in range(6)]
+    notes = pack(places, tmp_path / 'x.npy', 16, chunk=2)
+    rows = np.load(tmp_path / 'x.npy')
+    (tmp_path / 'x.jsonl').write_bytes((tmp_path / 'x.jsonl').read_bytes()[:-9])
+    np.load(tmp_path / 'x.npy', mmap_mode='r+')[4:] = 0
+    assert pack(places, tmp_path / 'x.npy', 16, chunk=2) == notes
+    assert np.array_equal(np.load(tmp_path / 'x.npy'), rows)
 
 
 @pytest.mark.e2e
@@ -223,7 +252,7 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path):
     )
     err = p.communicate()[1]
     assert p.returncode == 1 and 'CIS_STORE' in err and 'disk full' in err
-    assert not list((tmp_path / 'store').rglob('manifest.json'))
+    assert not list((tmp_path / 'store').rglob('manifest.json')) and not list((tmp_path / 'store').rglob('*.npy'))
 
 
 @pytest.mark.e2e

@@ -1,7 +1,8 @@
 "Folders of data sets: which of several places is taken, and what is said if there is none."
 
 import pytest
-from cis_nb.data.roots import cirr_root, data_root, dataset_root, need_file
+from cis_nb.core.experiment_files import experiments, texts_in
+from cis_nb.data.roots import DATA_PARAMETERS, SOURCES, cirr_root, data_root, dataset_root, need_data, need_file
 
 
 @pytest.fixture
@@ -61,3 +62,32 @@ def test_a_benchmark_may_lie_in_a_folder_of_its_layout_or_be_the_folder(places):
     assert dataset_root('coco_captions', 'mine') == (places / 'here' / 'mine').resolve()
     (places / 'here' / 'mine' / 'coco').mkdir()
     assert dataset_root('coco_captions', 'mine') == (places / 'here' / 'mine' / 'coco').resolve()
+
+
+@pytest.mark.parametrize('profile', ['quick', 'full', 'bench', 'photos', 'photos_full', 'paper'])
+def test_all_data_that_parameter_files_name_have_a_source(profile):
+    words = {'world', 'published', 'random', 'auto', 'windows', '', 'lists', 'phrases', 'talk', 'products'}
+    named = {
+        part
+        for e in experiments(profile).values()
+        for k in DATA_PARAMETERS
+        for t in texts_in(((e.defaults or {}) | e.params).get(k))
+        for part in t.split(' + ')
+    }
+    assert named - words - {'condvit_category', 'condvit_text'} <= set(SOURCES)
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_a_missing_folder_or_file_has_source_and_licence(places, name):
+    where, licence, size = SOURCES[name]
+    with pytest.raises(FileNotFoundError) as e:
+        data_root(name, files=True)
+    assert f'Get it from {where}; licence: {licence}' in str(e.value) and size in str(e.value)
+
+
+def test_all_missing_data_of_parameters_are_told_at_once(places):
+    (places / 'data' / 'cc3m').mkdir()
+    need_data(dict(data='cc3m', validation='cirr'))
+    with pytest.raises(FileNotFoundError) as e:
+        need_data(dict(data='published', validation='cirr', corpus='captions/cc3m.txt.gz'))
+    assert 'cirr: Get it from' in str(e.value) and 'captions/cc3m.txt.gz: Get it from' in str(e.value)

@@ -5,13 +5,15 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from projects import ROOT
 from cis_nb.experiments import claims as cl
-from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED
+from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, untested
 from cis_nb.experiments.comparison import UNTRAINED
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
+from cis_nb.train import settings, train_or_load
 
 
 pytestmark = pytest.mark.usefixtures('store')
@@ -198,3 +200,79 @@ def test_released_templates_are_tested_and_built_ones_are_certain(tmp_path):
     (tmp_path / 'genecis').mkdir()
     (tmp_path / 'genecis/focus_object.json').write_text('[]')
     assert (cl.on_templates(run, True), cl.on_templates(run, False)) == ('reproduced', 'not reproduced')
+
+
+# --- from the page of an experiment to a verdict
+
+
+def page_receipt(name: str, book, **params):
+    "Run a page with small parameters into a book, as the runner does, and return its receipt."
+    import papermill
+
+    experiment = params.pop('as_experiment', name)
+    folder = book / experiment
+    folder.mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as m:
+        about = dict(CIS_HOME=ROOT, CIS_BOOK=book, CIS_REPORT=folder, CIS_EXPERIMENT=experiment, PYTHONPATH=ROOT)
+        for key, value in (about | dict(OMP_NUM_THREADS=1, CIS_PROFILE='full')).items():
+            m.setenv(key, str(value))
+        source, out = ROOT / 'nbs' / f'{name}.ipynb', folder / 'notebook.ipynb'
+        papermill.execute_notebook(source, out, params, kernel_name='python3', progress_bar=False, cwd=ROOT)
+    return cl.read_record(folder / 'receipt.json')[0]
+
+
+@pytest.mark.e2e
+def test_verdicts_on_noise_and_on_unseen_nouns_come_from_the_pages_that_test_them(tmp_path, monkeypatch):
+    book, nouns = tmp_path / 'book', ['boat', 'cat']
+    gaps = {'unchanged': dict(), 'shift, gap 0.75': dict(kind='shift', gap=0.75)}
+    factors = dict(factors=dict(width=[16, 32]), prompts=['$ {condition}'], factor_seeds=[0])
+    shorter = dict(world_images=60, steps=2, batch_size=8, width=16, prompt='$ {condition}')
+    small = dict(backbone='tiny_xs', backbones=gaps, shorter=shorter, seeds=[0], **factors)
+    assert {'N10', 'N11'} <= set(page_receipt('07_ablations/modality_gap', book, **small)['evidence'])
+
+    given = dict(
+        method='contrastive', backbone='tiny_xs', pretrained='none', held_out=nouns, device='cpu', dtype='float32'
+    )
+    begun = train_or_load(settings(given | dict(samples=64, val_samples=16, steps=2, batch_size=16, eval_every=0)))
+    small = dict(backbone='tiny_xs', held_out=nouns, never_saw=str(begun), trainings=['mined'], audited=[], pairs=200)
+    unseen = '06_evaluation/zero_shot.unseen'
+    page_receipt('06_evaluation/zero_shot', book, as_experiment=unseen, **small)
+
+    monkeypatch.setenv('CIS_BOOK', str(book))
+    monkeypatch.setenv('CIS_PROFILE', 'full')
+    others = yaml.safe_load((ROOT / 'params/full/09_claims/claims.yaml').read_text())['others']
+    receipts = {name: r for name in others if (r := cl.sibling_receipt(name))}
+    assert {*receipts} == {'07_ablations/modality_gap', unseen}
+    evidence, sources = cl.joined_evidence(receipts), cl.evidence_sources(receipts)
+    verdicts = cl.judge(planted(8), tmp_path, evidence=evidence).set_index('id')
+    assert {verdicts.verdict[i] for i in ('N10', 'N11')} <= {'undecided', 'not reproduced'}
+    assert 'not tested: all six noise distributions' in verdicts.effect['N10']
+    assert 'gap of pseudo-words' in verdicts.effect['N11'] and sources['N10'].startswith('07_ablations/modality_gap')
+    assert 'boat, cat, which no part has seen, backbone included, ' in verdicts.effect['G12']
+
+
+def test_the_full_book_reads_the_receipts_of_all_pages_that_test_claims():
+    others = yaml.safe_load((ROOT / 'params/full/09_claims/claims.yaml').read_text())['others']
+    needed = {name for profile, name in (e.split('/', 1) for e in cl.TESTED_BY) if 'claims' not in name}
+    needed -= {'06_evaluation/genecis', '06_evaluation/composed_retrieval'}  # parameters of their own
+    assert needed | {'06_evaluation/zero_shot.unseen', '07_ablations/noise'} <= {*others}
+    assert all((ROOT / 'params/full' / f'{name}.yaml').exists() for name in others)
+
+
+def test_a_clause_that_another_page_tests_is_not_untested():
+    gap, noise = untested('all of six', 'six'), dict(line(1), clause='six')
+    receipts = dict(a=dict(evidence=dict(N10=[line(1), gap])), b=dict(evidence=dict(N10=[noise])))
+    assert cl.judge_evidence(cl.joined_evidence(receipts)['N10']).verdict == 'reproduced'
+    alone = cl.joined_evidence(dict(a=receipts['a']))['N10']
+    assert gap in alone and cl.judge_evidence(alone).verdict == 'undecided'
+    assert cl.joined_evidence(dict(a=dict(evidence=dict(N10='too few'))))['N10'] == 'too few'
+
+
+def test_the_own_recipe_never_decides_a_claim_on_the_published_one(tmp_path):
+    run = planted(8)
+    own = run.per_query[run.per_query.method == 'image_text'].assign(method='combiner')
+    task_specific = run.per_query[run.per_query.method == 'text_only'].assign(method='task_specific')
+    run.per_query = pd.concat([run.per_query, own, task_specific])
+    found = cl.judge(run, tmp_path).set_index('id')
+    assert found.verdict['G07'] == 'undecided' and 'not tested: the published recipe' in found.effect['G07']
+    assert all(c['role'] in (OWN_COMPARISON, UNTESTED) for c in found.comparisons['G07'])

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from cis_nb.api import Queries
+from cis_nb.experiments.claims import CERTAIN, judge_evidence
 from cis_nb.experiments.comparison import read_printed, verdict
 from cis_nb.experiments import diffusion
 from cis_nb.experiments.diffusion import (
@@ -300,7 +301,7 @@ def test_evidence_on_weights_can_fail():
         'R@1, w_T 1 − w_T 0.5': [0, 0],
         'R@1, w_T 1 − w_T 2': [50, 50],
     }
-    said = [verdict(c) for c in guidance_evidence(g, (1.5, 1.0), 1)['C14']]
+    said = [verdict(c) for c in guidance_evidence(g, (1.5, 1.0), 1, published=(1.5, 1.0))['C14']]
     assert said == ['better', 'worse', 'better', 'better', 'undecided', 'better']  # the text moves away here
     assert trade_differences(g, (1.5, 1.0))['w_image', 'to_reference']['by_seed'] == [30.0, 30.0]
     at_an_end = extreme_losses(g, (0.0, 1.0), 1)
@@ -375,8 +376,9 @@ def test_draws_of_object_composition():
     assert table['numbers of'].iloc[-1] == 'this run, 20 queries'
     assert (table['numbers of'] == 'paper').sum() == len(table) - 1
     assert spread_over_draws(draws([3, 5])) is None
-    assert verdict(spread_over_draws(draws([3, 5, 4]))) == 'better'
-    assert verdict(spread_over_draws(draws([4, 4, 4]))) == 'undecided'
+    moved, still = spread_over_draws(draws([3, 5, 4])), spread_over_draws(draws([4, 4, 4]))
+    assert (verdict(moved), judge_evidence([moved]).verdict) == ('better', CERTAIN)
+    assert (verdict(still), judge_evidence([still]).verdict) == ('undecided', 'undecided')
 
 
 @dataclass
@@ -445,4 +447,4 @@ def test_the_strongest_baseline_is_named_and_counted():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diffusion, 'strongest_on', lambda run, name: 'image_text_tuned')
         said = against_baselines(run, found)
-    assert said == 'Against the strongest baseline of each benchmark: better on 1 of 2, worse on 1'
+    assert said == 'against the strongest baseline of each benchmark better on 1 of 2, worse on 1'

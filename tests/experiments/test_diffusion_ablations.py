@@ -12,7 +12,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments.claims import judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
-from cis_nb.experiments.comparison import read_printed
+from cis_nb.experiments.comparison import read_printed, verdict
 from cis_nb.experiments.matrix import MatrixRun
 from cis_nb.experiments.training_time import Estimate
 from cis_nb.methods import compodiff
@@ -118,7 +118,8 @@ def test_claims_on_steps_follow_scores_and_times():
     run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))})
     line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
     said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 1.3, 3).items()}
-    assert said == {'C11': 'reproduced', 'C12': 'reproduced', 'C13': 'undecided'}
+    assert said == {'C11': 'undecided', 'C12': 'reproduced', 'C13': 'undecided'}  # fine-tuning is untested
+    assert all(verdict(c) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 1.3))
     curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 1010.0})
     assert judge_evidence(A.step_evidence(run, curved, 1.3, 3)['C12']).verdict == 'not reproduced'
     worse = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, HALF), (10, GOOD), (100, GOOD))})
@@ -130,7 +131,9 @@ def test_what_a_claim_on_steps_names_and_a_run_lacks_is_untested(counts, lacking
     run = ranked({A.step_name(n): GOOD for n in counts})
     evidence = A.step_evidence(run, constant({n: n for n in counts}), 1.3, 3)
     untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
-    assert untested == [f'5 steps beside {n}; this run lacks them' for n in lacking]
+    assert untested == [*(f'5 steps beside {n}; this run lacks them' for n in lacking), 'the same after fine-tuning']
+    assert evidence['C12'][-1]['what'] == 'time of 100 steps beside 5; this run lacks them'
+    assert judge_evidence(evidence['C12']).verdict == 'undecided'  # a straight line up to few steps is not enough
     assert judge_evidence(evidence['C11']).verdict != 'reproduced'
 
 

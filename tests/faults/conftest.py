@@ -1,14 +1,19 @@
 "The counts of all tests with the marker `faults`, as a table, and as a file where $FAULTS_FILE names one."
 
 import os
-from datetime import datetime, timezone
+import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
+from fault_counts import commit, count_table, wide_table, write_counts
 from hostile import COUNTS, OUTCOMES
 
-from cis_nb.core.store import machine, versions
+BEGUN = pytest.StashKey()  # commit and time
+
+
+def pytest_configure(config):
+    "What the checkout holds when the tests begin."
+    config.stash[BEGUN] = commit(), time.monotonic()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,23 +33,13 @@ def pytest_terminal_summary(terminalreporter, config):
     found = [value for r in reports for key, value in r.user_properties if key == 'faults']
     if not found or hasattr(config, 'workerinput'):  # of several processes, the one that has all results
         return
-    rows = [(f['group'], f['what'], k, n) for f in found for k, n in f.items() if k not in ('group', 'what')]
-    table = pd.DataFrame(rows, columns=['group', 'what', 'measure', 'number'])
-    table = table.groupby(['group', 'what', 'measure'], sort=False, as_index=False).number.sum()
+    table = count_table(found)
     terminalreporter.section('faults')
-    for group, some in table.groupby('group', sort=False):
-        wide = some.pivot_table(index='what', columns='measure', values='number', sort=False)
-        wide.loc['all'] = wide.sum()
-        terminalreporter.write_line(f'{group}\n{wide.astype(int).to_string()}\n')
+    for group in table.group.unique():
+        terminalreporter.write_line(f'{group}\n{wide_table(table, group).to_string()}\n')
     if file := os.environ.get('FAULTS_FILE'):
-        _write(Path(file), table)
-
-
-def _write(file: Path, table: pd.DataFrame):
-    "Replace the groups of this run in the file; others stay."
-    about = ', '.join(f'{k} {v}' for k, v in versions().items())
-    table = table.assign(date=datetime.now(timezone.utc).date().isoformat(), cores=machine()['cores'], versions=about)
-    if file.exists():
-        old = pd.read_csv(file)
-        table = pd.concat([old[~old.group.isin(set(table.group))], table])
-    table.to_csv(file, index=False)
+        code, start = config.stash[BEGUN]
+        failed = [r for outcome in ('failed', 'error') for r in terminalreporter.getreports(outcome)]
+        tests = len({r.nodeid for r in [*reports, *failed]})
+        about = dict(commit=code, seconds=round(time.monotonic() - start), tests=tests, failed=len(failed))
+        write_counts(Path(file), table, about)

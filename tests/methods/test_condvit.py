@@ -5,6 +5,7 @@ import math
 import pickle
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,8 @@ from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import project_root
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
+from cis_nb.experiments.entries import Entry
+from cis_nb.experiments.referred_search import filtered_method
 from cis_nb.methods import condvit as C
 from cis_nb.methods.detector_crop import CroppedReference
 from cis_nb.training.launch import launch
@@ -170,6 +173,42 @@ def objective(tiny, pairs=None, **kw):
 
 def test_the_k_that_selects_the_weights_is_a_parameter(tiny):
     assert [objective(tiny, selection_k=k).metric for k in (1, 10)] == ['products R@1', 'products R@10']
+
+
+def test_a_filtered_gallery_has_the_images_of_the_targets_category(tiny):
+    o = objective(tiny, condition='none', val_samples=30, distractors=60)
+    val = C.training_products(configure(C.CondViTConfig, dict(val_samples=30, distractors=60)), tiny.image_size)[1]
+    task, among = val['products'], o.tasks[C.FILTERED_TASK]
+    pairs = product_pairs('world', 'val', 30, tiny.image_size, 0, 60)
+    assert len(pairs.category_of) == 90 and set(among.queries.query_id) <= set(task.queries.query_id)
+    for q in among.queries.itertuples():
+        mine = {i for i in task.shared_gallery if pairs.category_of[i] == pairs.category_of[q.targets[0]]}
+        assert set(q.gallery) == mine and q.targets[0] in mine and len(mine) > 1
+    assert o.also_best == {'filtered': o.selected_by('filtered')} and o.also_best['filtered'] in o.validate()
+    assert objective(tiny, condition='text').also_best == {}
+    unknown = replace(pairs, distractor_categories=[])
+    assert unknown.category_of == {} and C.filtered_task(unknown, task) is None
+    with pytest.raises(ValueError, match='1 categories for 60 distractors'):
+        replace(pairs, distractor_categories=['Bags'])
+
+
+@pytest.mark.e2e
+def test_one_training_keeps_the_weights_for_both_galleries(tiny, monkeypatch):
+    rising = iter([dict(products=9, filtered=1), dict(products=1, filtered=9)])
+
+    def planted(self):
+        found = next(rising)
+        return {self.selected_by(name): found[name] for name in self.tasks}
+
+    monkeypatch.setattr(C.CondViTTraining, 'validate', planted)
+    given = dict(condition='none', samples=40, val_samples=12, distractors=8, steps=4, eval_every=2, batch_size=8)
+    run = T.train_or_load(T.settings(dict(given, method='condvit', warmup=0, lr=0.01, device='cpu', seed=77)))
+    assert [json.loads((d / 'best.json').read_text())['step'] for d in (run, run / C.FILTERED_TASK)] == [2, 4]
+    best, among = (C.load_condvit(d, 'cpu', tiny) for d in (run, run / C.FILTERED_TASK))
+    assert best.tower.fingerprint != among.tower.fingerprint and best.run == among.run
+    entry = Entry(best, 77, run, 'vit_products')
+    assert filtered_method(entry).tower.fingerprint == among.tower.fingerprint
+    assert filtered_method(Entry(best, name='own')) is best
 
 
 def products(categories=('Bags', 'Head'), captions=('a bag', 'a hat')):

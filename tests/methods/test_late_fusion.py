@@ -1,5 +1,6 @@
 "Late fusion: settings come from other queries than those that are ranked."
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from cis_nb.api import Unsolved
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.methods import late_fusion as lf
 from cis_nb.retrieval.protocol import rank_task, with_text
+from cis_nb.world.composed import composed_root
 
 pytestmark = pytest.mark.usefixtures('store')
 
@@ -89,3 +91,19 @@ def test_validation_queries_lie_in_the_store_of_the_moment(tmp_path, monkeypatch
         task = next(iter(lf.validation_benchmark('cirr', 'world', 1).tasks.values()))
         assert task.source.load(task.source.ids[0]).width
         shutil.rmtree(tmp_path / name)
+
+
+def test_annotations_that_are_edited_in_place_are_read_again(tmp_path, store, monkeypatch):
+    "Real data may be mended while a process, such as a notebook, is running."
+    root = tmp_path / 'data'
+    shutil.copytree(composed_root(cirr=60, seed=1), root / 'cirr')
+    monkeypatch.setenv('CIS_DATA', str(root))
+    file = next((root / 'cirr').rglob('cap.rc2.train.json'))
+    before = lf.validation_benchmark('cirr', 'published', 0)
+    assert lf.validation_benchmark('cirr', 'published', 0) is before
+    entries = json.loads(file.read_text())
+    entries[0]['caption'] = 'is something else'
+    file.write_text(json.dumps(entries))
+    after = lf.validation_benchmark('cirr', 'published', 0)
+    first = [b.tasks['full'].queries.condition[0] for b in (before, after)]
+    assert first[0] != 'is something else' == first[1]

@@ -1,5 +1,6 @@
 "The training loop: kills, several processes, damaged checkpoints, settings out of bounds."
 
+import json
 import os
 import random
 import signal
@@ -35,7 +36,10 @@ class Toy(BaseObjective):
     def loss(self, batch):
         time.sleep(self.wait)
         return F.mse_loss(all_gather_with_grad(self.modules['net'](batch[0])), all_gather_with_grad(batch[1]))
-    def validate(self): return {'score': -F.mse_loss(self.modules['net'](self.x), self.y).item()}
+    also_best = {'rough': 'error'}
+    def validate(self):
+        error = F.mse_loss(self.modules['net'](self.x), self.y).item()
+        return {'score': -error, 'error': error}
     def save(self, folder): save_file(weights(self.modules), folder/'model.safetensors')
 
 def fit(folder, wait=0., steps=60, workers=1, **kw):
@@ -73,8 +77,13 @@ def result(process):
 
 
 def same(a, b):
-    a, b = load_file(a / 'model.safetensors'), load_file(b / 'model.safetensors')
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    "Whether two runs have kept equal weights, those of `best` and those of the other selection."
+
+    def equal(a, b):
+        a, b = load_file(a / 'model.safetensors'), load_file(b / 'model.safetensors')
+        return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+    return equal(a, b) and equal(a / 'rough', b / 'rough')
 
 
 @pytest.mark.e2e
@@ -116,13 +125,38 @@ def test_batches_made_by_several_threads_are_the_same(tmp_path):
     assert same(tmp_path / '1', tmp_path / '3')
 
 
+def test_one_training_keeps_the_best_weights_of_each_selection(tmp_path):
+    scope = {}
+    exec(TOY, scope)
+    history = scope['fit'](tmp_path, steps=40)
+    of = {name: json.loads((tmp_path / name / 'best.json').read_text()) for name in ('', 'rough')}
+    checked = history.dropna(subset='score').set_index('step')
+    assert of[''] == dict(step=checked.score.idxmax(), score=checked.score.max())
+    assert of['rough'] == dict(step=checked.error.idxmax(), error=checked.error.max()) and of['rough'] != of['']
+    toy = scope['Toy']()
+    for name, best in of.items():
+        T.load_weights(toy.modules, load_file(tmp_path / name / 'model.safetensors'))
+        toy.modules['net'].eval()
+        assert toy.validate()['error'] == pytest.approx(best.get('error', -best.get('score', 0)), rel=1e-5)
+    assert not list(tmp_path.glob('*.safetensors'))[1:]  # the model alone: no weights of a run in progress
+
+
+def test_a_selection_without_its_number_is_an_error(tmp_path):
+    scope = {}
+    exec(TOY, scope)
+    toy = scope['Toy']()
+    toy.also_best = dict(other='recall')
+    with pytest.raises(KeyError, match="must return its metric 'recall'"):
+        T.train(toy, tmp_path, steps=2, batch_size=4, device='cpu')
+
+
 def test_half_written_checkpoint_is_passed_over(tmp_path):
     scope = {}
     exec(TOY, scope)
     toy = scope['Toy']()
     opt = T.adamw(toy.modules, 0.1)
     for step in (4, 8):
-        good = T.save_checkpoint(tmp_path, toy.modules, opt, dict(step=step, best=None, rows=[], ema={}))
+        good = T.save_checkpoint(tmp_path, toy.modules, opt, dict(step=step, best={}, rows=[], ema={}))
     (tmp_path / 'checkpoints' / '.tmp-step-0000012').mkdir()
     (tmp_path / 'checkpoints' / '.tmp-step-0000012' / 'model.safetensors').write_bytes(b'cut off')
     assert T.last_checkpoint(tmp_path) == good and [p.name for p in (tmp_path / 'checkpoints').glob('step*')] == [

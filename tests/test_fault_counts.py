@@ -1,0 +1,41 @@
+"The counts of kills and hostile input: how they are written, and that the shipped ones are of a complete run."
+
+import pandas as pd
+import pytest
+from fault_counts import count_table, wide_table, write_counts
+from projects import ROOT
+
+FILE = ROOT / 'cis_nb' / 'assets' / 'faults.csv'
+KINDS = {'make', 'training', 'features', 'world', 'packing', 'corpus', 'relations'}
+
+
+def test_counts_of_several_tests_are_added():
+    found = [
+        dict(group='g', what='a', cases=3, raw=1),
+        dict(group='g', what='a', cases=2),
+        dict(group='h', what='a', kills=4),
+    ]
+    table = count_table(found)
+    assert table.number.tolist() == [5, 1, 4]
+    assert wide_table(table, 'g').loc['all'].to_dict() == dict(cases=5, raw=1)
+
+
+def test_a_file_has_the_counts_of_one_run(tmp_path):
+    "What an earlier run has written goes."
+    about = dict(commit='a', seconds=1, tests=2, failed=0)
+    for kills in (3, 4):
+        write_counts(tmp_path / 'a.csv', count_table([dict(group='kills', what='make', kills=kills)]), about)
+    (row,) = pd.read_csv(tmp_path / 'a.csv').itertuples()
+    assert (row.number, row.commit, row.failed) == (4, 'a', 0) and row.date and row.cpu and row.cores
+
+
+def test_the_shipped_counts_are_of_a_complete_run():
+    if not FILE.exists():
+        pytest.skip(f'{FILE} is missing: FAULTS_FILE={FILE} make test-faults writes it')
+    counts = pd.read_csv(FILE)
+    assert set(counts[counts.group == 'kills'].what) == KINDS
+    assert counts.failed.tolist() == [0] * len(counts) and 'changes' not in counts.commit[0]
+    cases = counts[counts.measure == 'cases'].set_index('what').number
+    others = counts[(counts.group == 'hostile input') & (counts.measure != 'cases')]
+    assert others.groupby('what').number.sum().to_dict() == cases.to_dict()
+    assert {'COCO panoptic', 'images', 'weights', 'records', 'parameters'} <= set(cases.index)
