@@ -9,15 +9,16 @@ import pandas as pd
 import pytest
 import torch
 from photo_folders import folder
-from projects import receipt_of
+from projects import ROOT, receipt_of
 from PIL import Image
 from cis_nb import train as T
 from cis_nb.api import Queries, Unsolved
 from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
 from cis_nb.backbones.loading import load_backbone
-from cis_nb.core.experiment_files import defaults, read_notebook
+from cis_nb.core.experiment_files import defaults, read_notebook, read_params, texts_in
 from cis_nb.core.store import project_root, store_root
 from cis_nb.data.image_sources import image_folder
+from cis_nb.data.roots import DATA_PARAMETERS
 from cis_nb.experiments.entries import training_config
 from cis_nb.methods.baselines import method
 from cis_nb.methods.condvit import published_condvit
@@ -128,6 +129,19 @@ def test_a_mistake_names_its_file(given, said, monkeypatch):
     for source, at in (('mine.yaml', 'mine.yaml: '), ('', '')):
         with pytest.raises(ValueError, match=f'^{at}{said}'):
             T.settings(given, source)
+
+
+PUBLISHED = sorted((ROOT / 'params' / 'paper').glob('05_train.*.yaml'))
+
+
+@pytest.mark.parametrize('file', PUBLISHED, ids=lambda p: p.stem)
+def test_a_published_training_leaves_neither_method_nor_data_to_a_default(file):
+    "Else it trains another method than its name says, or on the drawn world."
+    given = read_params(file)
+    config = T.settings(given | dict(device='cpu')).model_dump()
+    read = [k for k in DATA_PARAMETERS if texts_in(config.get(k)) not in ([], [''])]
+    assert {'method', 'data', *read} <= set(given)
+    assert config['method'] == given['method'] != 'auto' and 'world' not in [config[k] for k in read]
 
 
 @pytest.mark.parametrize('method', ['lincir', 'pic2word', 'searle'])

@@ -672,7 +672,7 @@ def training_data(c: CombinerConfig, backbone) -> TripletData:
     if not tasks:
         raise ValueError(
             f'data {c.data}: there are no held-out triplets to choose the best weights by; '
-            'use more val_samples, or validation: cirr'
+            'use more images or val_samples, or validation: cirr'
         )
     return TripletData(table[table.split == 'train'], images, tasks)
 

@@ -483,6 +483,7 @@ def test_rates_count_what_they_say():
     assert (
         r['captions'] == 60 and r['in_batches'] > 0 and r['ratio'] == pytest.approx(r['in_batches'] / r['one_by_one'])
     )
+    assert r['reference'] == 'one_by_one' and r['bound'] == pytest.approx(r['trees_alone'] / r['one_by_one'])
 
 
 def test_the_published_list_of_phrasal_verbs_matches_lemmas():

@@ -489,3 +489,8 @@ def test_clusters_have_enough_vectors(n):
 def test_speed_is_measured_for_the_size_asked_for():
     speed = S.search_speed(300, 8, queries=10, k=5)
     assert speed['vectors'] == 300 and speed['MB'] == pytest.approx(4 * 300 * 8 / 1e6) and min(speed.values()) > 0
+
+
+@pytest.mark.parametrize('n', [1, 5, 10])
+def test_the_speed_of_search_among_a_few_images(n):
+    assert S.search_speed(n, 8, queries=4)['NumPy, queries/s'] > 0
