@@ -1000,7 +1000,8 @@ def falls(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evid
 
 def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
     "L04: what the filtered gallery adds to the ViT's R@1, between 2 and 4 points."
-    return between(leads(run, VIT + FILTERED, [VIT], distractors, seed=seed)[VIT], 2, 4, 'gain of the filter')
+    what = 'gain of the filter, each gallery with its own checkpoint'
+    return between(leads(run, VIT + FILTERED, [VIT], distractors, seed=seed)[VIT], 2, 4, what)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #02637f84
 def lead_line(run: ReferredRun, a: str, b: str, distractors: int, task='category', seed=0, role='') -> dict:

@@ -204,7 +204,10 @@ def without_nouns(config: TrainingConfig, nouns: list) -> TrainingConfig:
     if getattr(config, 'triplets', 'mined') != 'mined':
         raise ValueError(f'held_out: {config.method} on {config.triplets} triplets cannot do without a noun')
     root = world_root(coco=0, vaw=0, captions=config.world_images, held_out=tuple(nouns)) / 'captions'
-    source = dict(corpus=str(root)) if 'corpus' in type(config).model_fields else dict(data=str(root))
+    fields = type(config).model_fields
+    source = dict(corpus=str(root)) if 'corpus' in fields else dict(data=str(root))
+    if 'data' in source and 'validation' in fields:
+        source['validation'] = 'triplets'  # the folder holds captions, and the world's CIRR names the nouns
     return config.model_copy(update=source | dict(parser=WORLD, eval_every=0))
 
 
