@@ -47,7 +47,7 @@ PLUGINS = dict(
     lincir=(lambda _: lincir, 'LinCIRPlugin', {}),
     pic2word=(lambda _: pic2word, 'Pic2WordPlugin', {}),
     searle=(lambda _: searle, 'SearlePlugin', dict(target_pad=False)),
-    condvit=(lambda _: condvit, 'CondViTPlugin', dict(texts='captions')),
+    condvit=(lambda _: condvit, 'CondViTPlugin', dict(texts='captions', condition='category')),
     combiner_products=(lambda _: combiner_products, 'ProductCombinerPlugin', {}),
     compodiff=(
         lambda _: compodiff,

@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision import transforms as T
 from projects import DATA, needs_data
 from cis_nb.data import packed
-from cis_nb.data.packed import CHUNK, CaptionedImages, center_square, open_image, pack, packed_folder
+from cis_nb.data.packed import PACK_CHUNK, CaptionedImages, center_square, open_image, pack, packed_folder
 from cis_nb.data.image_folders import Place, read_photos
 from photo_folders import image, write_tar, side_by_side, folder
 
@@ -193,7 +193,7 @@ def child(code, tmp_path, **kw):
 @pytest.mark.e2e
 def test_a_killed_packing_goes_on_where_it_was(tmp_path, monkeypatch):
     "The kill comes in the second portion; the first is not made again, and the result is as without a kill."
-    n = CHUNK + 5
+    n = PACK_CHUNK + 5
     root = folder(
         tmp_path / 'r', n, 'captions.csv', 'image,caption\n' + ''.join(f'{i:03}.jpg,thing {i}\n' for i in range(n))
     )
@@ -203,7 +203,7 @@ def test_a_killed_packing_goes_on_where_it_was(tmp_path, monkeypatch):
         square, made = d.center_square, []
         def slow(img, size):
             made.append(1)
-            return square(img, size) if len(made) <= {CHUNK} else print('packing', flush=True) or time.sleep(60)
+            return square(img, size) if len(made) <= {PACK_CHUNK} else print('packing', flush=True) or time.sleep(60)
         d.center_square = slow
         d.packed_folder({str(root)!r}, 16, workers=1)''',
         tmp_path,
