@@ -463,9 +463,9 @@ def own_text_lines(entry, task: LRVSFTask) -> pd.DataFrame:
     references, images = [task.load(i) for i in q.reference], [task.load(i) for i in target]
     parts = []
     for name, (text, shown) in OWN_TEXT.items():
-        references = [seen if shown else [blank_like(im) for im in seen] for seen in (references, images)]
-        asked = encode_under(entry.method, references[0], captions['same'])
-        found = encode_under(entry.method, references[1], captions[text])
+        sides = [seen if shown else [blank_like(im) for im in seen] for seen in (references, images)]
+        asked = encode_under(entry.method, sides[0], captions['same'])
+        found = encode_under(entry.method, sides[1], captions[text])
         rank = ranks(asked @ found.T, range(len(target)))[:, 0]
         about = dict(method=name, seed=entry.seed, draw=0, task='own text', gallery_size=len(target), rank=rank)
         parts.append(q[['query_id', 'reference']].assign(**about))
