@@ -281,7 +281,7 @@ def captions_and_parser(data: str, n: int) -> tuple:  # list of at most n captio
 
 
 def parsing_table(rates: dict) -> pd.DataFrame:
-    "A row for each way to parse: captions per second, and how often its rate is that of the reference."
+    "A row for each implementation: captions per second, and how often its rate is that of the reference."
     names = dict(
         published='SceneGraphParser',
         one_by_one='full pipeline, one by one',
@@ -290,7 +290,7 @@ def parsing_table(rates: dict) -> pd.DataFrame:
     )
     reference = rates[rates['reference']]
     rows = [(name, rates[k], f'{rates[k] / reference:.1f}×') for k, name in names.items() if k in rates]
-    return pd.DataFrame(rows, columns=['way', 'captions per second', 'times'])
+    return pd.DataFrame(rows, columns=['implementation', 'captions per second', 'times'])
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #4f8bdba0
 def sampling_table(rates: pd.DataFrame) -> pd.DataFrame:
