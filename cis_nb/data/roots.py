@@ -66,20 +66,24 @@ SOURCES = {  # folders and files below CIS_DATA that parameter files name -> whe
     ),
     'grocery': ('https://github.com/marcusklasson/GroceryStoreDataset', 'MIT', '20 MB at 128 pixels'),
     'clothing': ('https://github.com/alexeygrigorev/clothing-dataset', 'CC0', '23 MB at 128 pixels'),
-    'instructpix2pix/gpt-generated-prompts.jsonl': ('https://github.com/timothybrooks/instruct-pix2pix', 'MIT', ''),
+    'instructpix2pix/gpt-generated-prompts.jsonl': (
+        'https://github.com/timothybrooks/instruct-pix2pix',
+        'see its page',
+        '',
+    ),
     'open_images_classes.csv': (
         'https://storage.googleapis.com/openimages/web/index.html (names of classes)',
-        'CC BY 4.0',
+        'see its page',
         '0.5 MB',
     ),
-    'gpt-neo-2.7B': ('https://huggingface.co/EleutherAI/gpt-neo-2.7B', 'MIT', '10 GB'),
+    'gpt-neo-2.7B': ('https://huggingface.co/EleutherAI/gpt-neo-2.7B', 'see its page', ''),
     'compodiff.safetensors': ('https://huggingface.co/navervision/CompoDiff-Aesthetic', 'see its page', ''),
-    'condvit-b16-cat.safetensors': ('https://huggingface.co/Slep/CondViT-B16-cat', 'see its page', '0.4 GB'),
-    'condvit-b16-txt.safetensors': ('https://huggingface.co/Slep/CondViT-B16-txt', 'see its page', '0.4 GB'),
+    'condvit-b16-cat.safetensors': ('https://huggingface.co/Slep/CondViT-B16-cat', 'see its page', ''),
+    'condvit-b16-txt.safetensors': ('https://huggingface.co/Slep/CondViT-B16-txt', 'see its page', ''),
 }
 
 # %% ../../nbs/00b_data/00_roots.ipynb #7ab1a61b
-_MULTI30K = ('https://github.com/multi30k/dataset', 'captions: CC BY-SA 4.0', '4 MB')
+_MULTI30K = ('https://github.com/multi30k/dataset', 'see its page', '')
 SOURCES |= {  # texts of captions
     'captions/cc3m.txt.gz': ('https://huggingface.co/datasets/dangne/gcc_caption_only', 'as CC3M', ''),
     'captions/stable_diffusion_prompts.txt.gz': (
@@ -91,10 +95,10 @@ SOURCES |= {  # texts of captions
     'captions/flickr30k_en.tsv.gz': _MULTI30K,
     'captions/flickr30k_train_minus_flickr8k_eval.txt.gz': _MULTI30K,
     'captions/flickr8k_train.txt.gz': (*SOURCES['flickr8k'][:2], '30,000 lines, the training split'),
-    'captions/coyo_700m.txt.gz': ('https://huggingface.co/datasets/kakaobrain/coyo-700m', 'CC BY 4.0', ''),
-    'captions/diffusion_prompts.txt.gz': ('https://huggingface.co/datasets/poloclub/diffusiondb', 'CC0', ''),
+    'captions/coyo_700m.txt.gz': ('https://huggingface.co/datasets/kakaobrain/coyo-700m', 'see its page', ''),
+    'captions/diffusion_prompts.txt.gz': ('https://huggingface.co/datasets/poloclub/diffusiondb', 'see its page', ''),
     'captions/laion_2b_en_aesthetic.txt.gz': ('https://huggingface.co/datasets/laion', 'CC BY 4.0', ''),
-    'captions/laion_coco.txt.gz': ('https://huggingface.co/datasets/laion/laion-coco', 'CC BY 4.0', ''),
+    'captions/laion_coco.txt.gz': ('https://huggingface.co/datasets/laion/laion-coco', 'see its page', ''),
 }
 
 # %% ../../nbs/00b_data/00_roots.ipynb #9aaa4a19
@@ -106,7 +110,7 @@ SOURCES |= {  # folders of benchmarks, each in its official layout
         'https://cocodataset.org/#download, https://homes.cs.washington.edu/~ranjay/visualgenome and '
         'https://github.com/facebookresearch/genecis (the templates)',
         'images: Flickr terms of use and CC BY 4.0; templates: CC BY-NC 4.0',
-        '16 GB',
+        '',
     ),
     'cirr': (
         'https://github.com/Cuberick-Orion/CIRR (branch cirr_dataset; its images are those of NLVR2, on request)',
@@ -124,7 +128,7 @@ SOURCES |= {  # folders of benchmarks, each in its official layout
         'https://github.com/google-research/composed_image_retrieval (lists), https://github.com/hendrycks/imagenet-r '
         'and https://image-net.org',
         'lists Apache 2.0; images research use',
-        '8 GB',
+        '',
     ),
     'coco': (*_COCO, '7 GB'),
     'lrvsf': (_LRVSF, 'CC BY-NC 4.0', '0.4 GB of metadata; the size of its images is not stated'),
