@@ -818,7 +818,7 @@ def projected_hours(rates: dict) -> pd.DataFrame:  # stage, samples, hours, low,
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #cb923574
 def projected_hours_table(rates: list) -> pd.DataFrame:
-    "`projected_hours` for each of some `denoiser_training_rates`, in words; a last line where there is no GPU."
+    "`projected_hours` for each of some `denoiser_training_rates`, in words."
     rows = []
     for r in rates:
         for h in projected_hours(r).itertuples():
@@ -827,8 +827,6 @@ def projected_hours_table(rates: list) -> pd.DataFrame:
             rows.append(
                 {'stage': h.stage, 'samples': f'{h.samples:,}', 'hours (projected)': hours, 'projected from': what}
             )
-    if 'cuda' not in {r['device'] for r in rates}:
-        rows.append({'stage': 'GPU: none in this run', 'samples': '–', 'hours (projected)': '–', 'projected from': '–'})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #981332e3

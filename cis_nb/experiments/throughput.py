@@ -9,11 +9,11 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'PUBLISHED_DISTRACTORS', 'call_second
            'rendering_table', 'count_operations', 'product_rate', 'contrastive_rates', 'contrastive_table',
            'captions_and_parser', 'parsing_table', 'sampling_table', 'end_to_end_rates', 'combiner_table',
            'number_or_dash', 'caption_corpus', 'corpus_sentence', 'lincir_table', 'projected_trainings',
-           'projection_table', 'gallery_ranking_table', 'distractor_curve_table', 'embedding_operations',
-           'condvit_rates', 'condvit_table', 'Measurement', 'encoding_measurements', 'rendering_measurements',
-           'contrastive_measurements', 'mining_measurements', 'method_measurements', 'ranking_measurements',
-           'condvit_measurements', 'projection_measurements', 'end_to_end_measurements', 'measurement_table',
-           'goal_figure', 'measurement_results']
+           'gallery_ranking_table', 'distractor_curve_table', 'embedding_operations', 'condvit_rates', 'condvit_table',
+           'Measurement', 'encoding_measurements', 'rendering_measurements', 'contrastive_measurements',
+           'mining_measurements', 'method_measurements', 'ranking_measurements', 'condvit_measurements',
+           'projection_measurements', 'end_to_end_measurements', 'measurement_table', 'goal_figure',
+           'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
 import time
@@ -218,13 +218,12 @@ def count_operations(work) -> int:
 
 def product_rate(accelerator, repeats: int) -> float:
     "Operations per second of the product of two large square matrices, in the precision of the training."
-    side = 4096 if accelerator.device.type == 'cuda' else 1024
-    square = torch.randn(side, side, device=accelerator.device)
+    side = 8192 if accelerator.device.type == 'cuda' else 1024
+    dtype = torch.bfloat16 if accelerator.mixed_precision == 'bf16' else torch.float32
+    square = torch.randn(side, side, device=accelerator.device, dtype=dtype)
 
-    @torch.no_grad()
     def multiply():
-        with accelerator.autocast():
-            (square @ square)[0, 0].item()
+        (square @ square)[0, 0].item()
 
     return 2 * side**3 / median_seconds(multiply, repeats)
 
@@ -371,12 +370,6 @@ def projected_trainings(rates: dict, limit: float) -> pd.DataFrame:  # backbone,
         for name, r in last.items()
     )
 
-# %% ../../nbs/05b_experiments/11_throughput.ipynb #07c56aae
-def projection_table(trainings: pd.DataFrame) -> pd.DataFrame:
-    "The projected trainings with the heads of the table."
-    heads = 'captions per second|times the padded step|minutes for 20,000 steps|% of large multiplications|GiB'
-    return trainings.rename(columns=dict(zip(['rate', 'times', 'minutes', 'share', 'gib'], heads.split('|'))))
-
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #ddd3155c
 def gallery_ranking_table(rates: pd.DataFrame) -> pd.DataFrame:
     "The implementations of ranking; `rates` of `ranking_rates`."
@@ -439,9 +432,9 @@ def condvit_rates(backbone: str, batch_size: int, repeats: int, device: str = 'c
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #24666b57
 def condvit_table(rates: list) -> pd.DataFrame:
-    "The `condvit_rates` of some devices; a last line says so where no GPU is among them."
+    "The `condvit_rates` of some devices."
     found = pd.concat(rates, ignore_index=True)
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             'device': found.device,
             'precision': found.precision,
@@ -452,10 +445,6 @@ def condvit_table(rates: list) -> pd.DataFrame:
             f'hours for {PUBLISHED_DISTRACTORS:,} images': [f'{v:,.1f}' for v in found.hours],
         }
     )
-    if 'cuda' in set(found.device):
-        return table
-    absent = dict.fromkeys(table.columns, '–') | dict(device='GPU: none in this run', precision='bfloat16')
-    return pd.concat([table, pd.DataFrame([absent])], ignore_index=True)
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #258478a3
 @dataclass(frozen=True)
