@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER_DENOISER', 'RELEASED_DENOISER', 'PUBLISHED_NAMES', 'SCHEDULE_TABLES', 'DenoiserShape', 'time_features',
-           'three_layers', 'GainNorm', 'rotated', 'position_buckets', 'null_token', 'MultiQueryAttention',
+           'three_layers', 'GainNorm', 'rotation', 'rotated', 'position_buckets', 'null_token', 'MultiQueryAttention',
            'ConditionAttention', 'SwiGLU', 'DenoiserBlock', 'Denoiser', 'ConditionCache', 'denoiser_names',
            'denoiser_shape', 'read_denoiser', 'write_denoiser']
 
@@ -80,11 +80,16 @@ class GainNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.g, eps=eps)
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000012
-def rotated(x, freqs):  # (..,n,d), (r/2,) -> (..,n,d)
-    "`x` with its first r values turned by position times frequency."
-    angle = torch.arange(x.shape[-2], device=x.device)[:, None] * freqs.float()
-    angle, r = angle.repeat_interleave(2, -1), 2 * len(freqs)
-    return torch.cat([apply_rot_embed(x[..., :r], angle.sin(), angle.cos()), x[..., r:]], -1)
+def rotation(n: int, freqs) -> tuple:  # (r/2,) -> two of (n,r)
+    "Sine and cosine of position times frequency, for n positions; each frequency stands for two values."
+    angle = (torch.arange(n, device=freqs.device)[:, None] * freqs.float()).repeat_interleave(2, -1)
+    return angle.sin(), angle.cos()
+
+
+def rotated(x, turn):  # (..,n,d), two of (n,r) -> (..,n,d)
+    "`x` with its first r values turned."
+    r = turn[0].shape[-1]
+    return torch.cat([apply_rot_embed(x[..., :r], *turn), x[..., r:]], -1)
 
 
 def position_buckets(n: int, buckets: int = 32, longest: int = 128) -> torch.Tensor:  # (n,n+1) int64
@@ -95,9 +100,9 @@ def position_buckets(n: int, buckets: int = 32, longest: int = 128) -> torch.Ten
     return torch.where(back < exact, back, far.clamp(max=buckets - 1))
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000015
-def null_token(null_kv, B: int, heads: int):  # (2,d) -> two (B,heads,1,d)
-    "The learned key and value for `B` rows."
-    return (p.expand(B, heads, 1, -1) for p in null_kv)
+def null_token(null_kv, like):  # (2,d), (B,heads,n,d) -> two (B,heads,1,d)
+    "The learned key and value for the rows, the heads and the precision of others."
+    return (p.to(like.dtype).expand(*like.shape[:2], 1, -1) for p in null_kv)
 
 
 class MultiQueryAttention(nn.Module):
@@ -111,12 +116,12 @@ class MultiQueryAttention(nn.Module):
         self.to_kv = nn.Linear(D, 2 * self.d, bias=False)
         self.to_out = nn.Sequential(nn.Linear(self.heads * self.d, D, bias=False), GainNorm(D))
 
-    def forward(self, x, bias, freqs):  # (B,n,D), (heads,n,n+1) or (B,heads,n,n+1), (r/2,) -> (B,n,D)
+    def forward(self, x, bias, turn):  # (B,n,D), (heads,n,n+1) or (B,heads,n,n+1), two of (n,r) -> (B,n,D)
         x = self.norm(x)
         q = self.to_q(x).unflatten(-1, (self.heads, self.d)).transpose(1, 2)
         k, v = self.to_kv(x)[:, None].chunk(2, -1)
-        first_k, first_v = null_token(self.null_kv, len(x), 1)
-        q, k, v = rotated(q, freqs), torch.cat([first_k, rotated(k, freqs)], 2), torch.cat([first_v, v], 2)
+        first_k, first_v = null_token(self.null_kv, v)
+        q, k, v = rotated(q, turn), torch.cat([first_k, rotated(k, turn)], 2), torch.cat([first_v, v], 2)
         q, k = 4 * F.normalize(q, dim=-1), 4 * F.normalize(k, dim=-1)
         k, v = (t.expand(-1, self.heads, -1, -1) for t in (k, v))
         p = self.dropout if self.training else 0.0
@@ -138,7 +143,7 @@ class ConditionAttention(nn.Module):
     def project(self, context):  # (B,K,D) -> keys, values (B,heads,1+K,d)
         "Keys and values of the conditions, after the null ones."
         k, v = (t.unflatten(-1, (self.heads, self.d)).transpose(1, 2) for t in self.to_kv(context).chunk(2, -1))
-        first_k, first_v = null_token(self.null_kv, len(context), self.heads)
+        first_k, first_v = null_token(self.null_kv, k)
         return torch.cat([first_k, k], 2), torch.cat([first_v, v], 2)
 
     def forward(self, x, keys, values, read=None):  # (B*S,n,D), 2 of (B,heads,1+K,d), (B,1+K) -> (B*S,n,D)
@@ -166,8 +171,8 @@ class DenoiserBlock(nn.Module):
         wide, narrow = nn.Linear(D, 8 * D, bias=False), nn.Linear(4 * D, D, bias=False)
         self.feed = nn.Sequential(GainNorm(D), wide, SwiGLU(), nn.Dropout(dropout), narrow)
 
-    def forward(self, x, bias, freqs, keys, values, read=None):
-        x = x + self.attention(x, bias, freqs)
+    def forward(self, x, bias, turn, keys, values, read=None):
+        x = x + self.attention(x, bias, turn)
         x = x + self.cross(x, keys, values, read)
         return x + self.feed(x)
 
@@ -273,8 +278,9 @@ def denoise(self: Denoiser, x, t, cache: ConditionCache) -> torch.Tensor:  # (B*
     t = torch.as_tensor(t, device=self.device).reshape(-1)
     time = self.time_in(time_features(t, self.shape.D).to(self.dtype)).expand(len(x), -1)
     x, bias = self.input_tokens(torch.stack([x.to(self.dtype), time], 1), cache)
+    turn = rotation(x.shape[1], self.freqs)
     for block, keys, values in zip(self.blocks, cache.keys, cache.values):
-        x = block(x, bias, self.freqs, keys, values, cache.read)
+        x = block(x, bias, turn, keys, values, cache.read)
     return self.out(self.norm_out(x)[:, 0])
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from ..backbones.denoiser import DenoiserShape
-from ..backbones.loading import load_backbone, text_backbone
+from ..backbones.loading import text_backbone
 from ..core.code import library_version
 from ..core.report import progress
 from ..core.store import machine, project_root
@@ -31,8 +31,6 @@ from cis_nb.experiments.throughput import (
     captions_and_parser,
     condvit_measurements,
     condvit_rates,
-    contrastive_measurements,
-    contrastive_rates,
     end_to_end_measurements,
     end_to_end_rates,
     product_rate,
@@ -46,13 +44,11 @@ from ..training.loop import accelerator_for
 
 # %% ../../nbs/05b_experiments/33_gpu.ipynb #9a127a11
 def training_measurements(p: dict) -> list:  # of Measurement
-    "Training on a device: pairs for the backbone `tower`, CompoDiff's denoiser, a Combiner and its backbone."
+    "Training on a device: CompoDiff's denoiser, and a Combiner with its backbone."
     device, repeats, seed = p['device'], p['repeats'], p['seed']
-    pairs = contrastive_rates(load_backbone(p['tower'], 'none', device=device), p['pairs'], 5, repeats, device, seed)
     step = denoiser_training_rates(DenoiserShape(**p['denoiser']), p['denoiser_batch'], repeats, device, seed)
-    both = end_to_end_rates(p['combiner_backbone'], p['combiner_batch'], 5, device, seed=seed)
+    both = end_to_end_rates(p['combiner_backbone'], p['combiner_batch'], repeats, device, seed=seed)
     return [
-        *contrastive_measurements(pairs),
         *denoiser_measurements([step]),
         *end_to_end_measurements(p['combiner_backbone'], p['combiner_batch'], *both),
     ]
@@ -76,7 +72,7 @@ def query_measurements(p: dict) -> list:  # of Measurement
     shape = DenoiserShape(**p['denoiser'])
     sampled = {n: sampler_rates(shape, n, repeats, device=device, seed=seed) for n in p['sampler_rows']}
     size = dict(queries=p['ranking_queries'], images=p['ranking_images'], dim=p['ranking_dim'])
-    ranked = ranking_rates(**size, steps=p['ranking_steps'], device=device, seed=seed)
+    ranked = ranking_rates(**size, steps=p['ranking_steps'], faiss_images=p['faiss_images'], device=device, seed=seed)
     hours = embedding.set_index('condition').hours['none']
     return [
         *condvit_measurements([embedding], p['condvit_backbone']),

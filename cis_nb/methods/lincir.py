@@ -139,7 +139,7 @@ class MaskedCaptions(BaseObjective):
         self.backbone, self.phi, self.data, self.tasks = backbone, phi, corpus, tasks
         self.masking, self.noise, self.supervision = masking, noise, supervision
         self.prompt, self.pretrained = prompt, pretrained
-        self.portion = portion or (16 if backbone.device.type == 'cpu' else 128)
+        self.portion = portion or (16 if backbone.device.type == 'cpu' else 512)
         self.unit_input, self.unit_target, self.features_of_images = unit_input, unit_target, features_of_images
         self.modules = {'phi': phi}
         self.counts = {'captions': len(corpus), **{f'left out: {k}': n for k, n in corpus.about['left'].items()}}
