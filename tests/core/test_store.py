@@ -283,6 +283,41 @@ def test_full_disk_in_words(store, monkeypatch, error, moment):
     assert e.value.errno == errno.ENOSPC and seen(store) == []
 
 
+READ_ONLY = """
+import sys
+from cis_nb.core.store import stored
+
+try:
+    stored(*('runs', 'small', dict(n=int(sys.argv[1]))), lambda folder: (folder / 'x').write_text('x'))
+    print('done')
+except OSError as e:
+    print(type(e).__name__, e.errno, e)
+"""
+
+
+def namespaces() -> bool:
+    "Can this user mount a file system that only its own processes see?"
+    command = ['unshare', '-rm', 'mount', '-t', 'tmpfs', 'none', '/mnt']
+    return bool(shutil.which('unshare')) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
+def test_read_only_disk(store):
+    "What was finished stays usable, new work ends with the remedy: a real file system without the right to write."
+
+    def said(number: int, *before) -> str:
+        done = subprocess.run([*before, sys.executable, '-c', READ_ONLY, str(number)], capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    assert said(0) == 'done\n'
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    read_only = ['unshare', '-rm', 'sh', '-c', mounted, str(store)]
+    assert said(0, *read_only) == 'done\n'
+    new = said(1, *read_only)
+    assert f'disk is read-only while building {store}' in new and 'set CIS_STORE' in new
+    assert new.startswith(f'StorageFault {errno.EROFS}')
+
+
 def test_full_disk_keeps_what_can_be_resumed(store):
     def in_two_parts(folder):
         if (folder / 'checkpoint').exists():

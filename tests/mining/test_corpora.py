@@ -108,6 +108,12 @@ def test_a_long_caption_is_cut_before_it_is_masked(store):
     )
 
 
+def test_a_stand_alone_exclamation_mark_has_its_own_id():
+    "CLIP's vocabulary has id 0 for a `!` inside a word, the padding of the published training, and 256 for a word `!`."
+    assert token_marks(spacy.blank('en')('a red cat !'))['id'].tolist()[-1] == 256
+    assert C.literal_mask_ids(f'a {C.GAP} !') == [320, PSEUDO, 256]
+
+
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
 @example(['¬®²', 'Â¬Â®', 'Ä¢\x95'])  # pieces that mean something else on their own
 @settings(max_examples=60, deadline=None)
