@@ -176,7 +176,7 @@ def line_in_words(c: dict) -> str:
     shown = c.get('measured', c)  # the lines of a value between two bounds are distances to the bounds
     diff, low, high = (f'{shown[key]:+.1f}'.replace('-', '−') for key in ('diff', 'low', 'high'))
     words = f'{shown["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
-    words += f'; asked: {c["asked"]}' if 'asked' in c else ''
+    words += f'; required: {c["asked"]}' if 'asked' in c else ''
     words += f'; {TOO_FEW}, about {rounded_up(c["needed"])} are needed' if verdict(c) == TOO_FEW else ''
     before = 'this book’s own comparison, ' if c.get('role') == OWN_COMPARISON else ''
     return before + words + (', by construction' if c.get('role') == BY_CONSTRUCTION else '')

@@ -147,7 +147,7 @@ def test_half_an_interval_falls_with_the_root_of_the_queries(limit, needed):
 def test_too_few_queries_are_a_verdict_with_their_number():
     outcome = judge_evidence(within(dict(diff=0.0, low=-2.0, high=2.0, n=100, query_sd=2 / 1.96), 1, 'a − b'))
     assert outcome.verdict == TOO_FEW
-    assert outcome.effect == 'a − b: +0.0 [−2.0, +2.0] points; asked: −1 to 1; too few queries, about 400 are needed'
+    assert outcome.effect == 'a − b: +0.0 [−2.0, +2.0] points; required: −1 to 1; too few queries, about 400 are needed'
 
 
 def test_the_table_has_the_untrained_network_and_chance():
