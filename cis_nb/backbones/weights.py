@@ -12,6 +12,7 @@ __all__ = ['BACKBONES', 'COUNTERS', 'OPENAI_NOTES', 'HUB_FILE', 'OWN_FILE', 'FLO
 import contextlib
 import logging
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 import open_clip
@@ -315,9 +316,15 @@ def check_floats(path):
         raise ValueError(f'{path}: {odd[0]} holds {kinds[odd[0]]}, weights are floats; get the file again')
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #d89d0ec3
+@lru_cache(maxsize=None)
+def _shapes_of(config: str) -> dict:  # name -> shape
+    "Names and shapes of the weights of an architecture, without memory for them."
+    return {k: tuple(v.shape) for k, v in build_model(config, device='meta').state_dict().items()}
+
+
 def model_shapes(name: str) -> dict:  # name -> shape
-    "Names and shapes of a backbone's weights, without memory for them."
-    return {k: tuple(v.shape) for k, v in build_model(weights_of(name).config, device='meta').state_dict().items()}
+    "Names and shapes of a backbone's weights."
+    return _shapes_of(weights_of(name).config)
 
 
 def weights_difference(found: dict, needed: dict, name: str) -> str:

@@ -192,14 +192,37 @@ def module_facts(module: str) -> dict:  # imports, hash, places, asked
     return _kept()[module][1]
 
 # %% ../../nbs/00a_core/00_code.ipynb #cf2801dc
-def import_closure(names) -> dict:  # module -> hash
-    "The modules among `names` and all that they import, directly or through others."
-    todo, found = set(names), {}
+_closures = {}  # names -> stamps of the files, modules with their hashes
+
+
+def _current_stamp(file: Path):
+    "The stamp of a file, None where there is none."
+    try:
+        return _stamp(file)
+    except FileNotFoundError:
+        return None
+
+
+def _closure_with_files(names) -> tuple:  # file -> stamp, module -> hash
+    "The modules among `names` and all that they import; the files that decide it, those of missing modules too."
+    todo, files, found = set(names), {}, {}
     while todo:
-        if (name := todo.pop()) not in found and (facts := module_facts(name)):
+        name = todo.pop()
+        if name in files or name.rpartition('.')[0] in found:  # known, or a name inside a module
+            continue
+        facts, files[name] = module_facts(name), module_file(name)
+        if facts:
             found[name] = facts['hash']
             todo.update(facts['imports'])
-    return dict(sorted(found.items()))
+    return {file: _current_stamp(file) for file in files.values()}, dict(sorted(found.items()))
+
+
+def import_closure(names) -> dict:  # module -> hash
+    "The modules among `names` and all that they import, directly or through others, as their files are now."
+    stamps, _ = _closures.get(key := frozenset(names), ({}, {}))
+    if not stamps or any(_current_stamp(file) != stamp for file, stamp in stamps.items()):
+        _closures[key] = _closure_with_files(names)
+    return dict(_closures[key][1])
 
 # %% ../../nbs/00a_core/00_code.ipynb #ab622071
 def named_closure(
