@@ -616,8 +616,11 @@ def _cell(column: dict, method: str, every: list) -> dict:  # number, or the pag
 
 
 def _matrix_rows(columns: list, every: list) -> list:
-    "A row for each method of some columns; `every`: the columns of all pages."
-    methods = dict.fromkeys(m for c in columns for m in c['values'].index)
+    """A row for each method of some columns, then for each that other pages (`every`: the columns of all) compare on the
+    same benchmark and backbone."""
+    same = {(c['title'], c['backbone']) for c in columns}
+    others = [c for c in every if (c['title'], c['backbone']) in same]
+    methods = dict.fromkeys(m for c in [*columns, *others] for m in c['values'].index)
     return [dict(title=api.method_style(m).title, cells=[_cell(c, m, every) for c in columns]) for m in methods]
 
 
