@@ -217,6 +217,7 @@ PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook assert
     'backbones.tokenizer',
     'book.live',
     'core.documents',
+    'core.orphans',
     'data.augmentation',
     'data.products',
     'experiments.backbones',

@@ -616,8 +616,8 @@ def _cell(column: dict, method: str, every: list) -> dict:  # number, or the pag
 
 
 def _matrix_rows(columns: list, every: list) -> list:
-    """A row for each method of some columns, then for each that other pages (`every`: the columns of all) compare on the
-    same benchmark and backbone."""
+    """A row for each method of some columns, then for each that other pages (`every`: the columns of all) compare on
+    the same benchmark and backbone."""
     same = {(c['title'], c['backbone']) for c in columns}
     others = [c for c in every if (c['title'], c['backbone']) in same]
     methods = dict.fromkeys(m for c in [*columns, *others] for m in c['values'].index)

@@ -147,11 +147,12 @@ def fresh_processes(*preload: str):
     """The context of several processes that begin anew, for `multiprocessing` and its like.
 
     A copy (fork) of a process that has used a GPU or has threads may hang. Here a small server begins with the modules
-    `preload`, and the others are copies of it; they import what they run, which must be in a module.
+    `preload`, and the others are copies of it; they import what they run, which must be in a module. The server ends
+    soon after this process, also while it begins (`core.orphans`).
     """
     context = get_context('forkserver')
     current_process()._config.setdefault('tempdir', str(_folder_of_process(os.getpid())))  # of its sockets
-    context.set_forkserver_preload([*preload])
+    context.set_forkserver_preload(['cis_nb.core.orphans', *preload])
     return context
 
 

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 import numpy as np
 import pytest
+from process_trees import left_after, processes_of, wait_for
 from projects import ROOT
 from cis_nb.core import store as core
 from cis_nb.core.code import path_hash
@@ -495,6 +496,29 @@ def test_no_module_starts_processes_as_copies_of_itself():
         'ProcessPoolExecutor(workers, fresh_processes(*preload), end_with_parent)'
     ]
     assert set(starts) == {'throughput'} and all(call.startswith('fresh.') for call in starts['throughput'])
+
+
+SLOW_START = """
+import concurrent.futures, os, sys
+sys.path.insert(0, sys.argv[1])
+from cis_nb.core.store import fresh_pool
+with fresh_pool(1, 'begins_slowly') as pool:
+    print(pool.submit(os.getpid).result())
+"""
+
+
+@posix
+@pytest.mark.skipif(not Path('/proc').exists(), reason='needs /proc')
+def test_a_server_that_begins_slowly_ends_with_who_has_asked_for_it(tmp_path):
+    "A kill while the server imports for a minute: it is gone within some seconds."
+    (tmp_path / 'begins_slowly.py').write_text("import time; open('begun', 'w').close(); time.sleep(60)")
+    store, script = tmp_path / 'of its own', [sys.executable, '-c', SLOW_START, str(tmp_path)]
+    p = subprocess.Popen(script, cwd=tmp_path, env=os.environ | dict(CIS_STORE=str(store)))
+    wait_for(tmp_path / 'begun', p, 60)
+    assert len(processes_of(store)) >= 2
+    p.kill()
+    p.wait()
+    assert left_after(store, 10) == {}
 
 
 def test_fresh_processes_import_what_they_run():
