@@ -161,11 +161,16 @@ def _pixels(self: CondViTMethod, images, ids) -> torch.Tensor:  # (n,3,H,H) uint
 @patch
 @torch.no_grad()
 def encode_queries(self: CondViTMethod, queries, block: int = 64) -> torch.Tensor:  # (Q,D), l2-normalised
-    "The references under their conditions; ValueError for a query without a reference."
+    """The references under their conditions; ValueError for a query without a reference. A ViT without conditions keeps
+    them: another task may ask for the same references."""
     for name, reference in zip(queries.ids, queries.references):
         if reference is None:
             raise ValueError(f'query {name}: CondViT needs a reference image; text alone is not a query')
-    texts = [t[:1] for t in queries.texts] if self.net.condition == 'none' else queries.texts
+    plain = self.net.condition == 'none'
+    asked = (queries.images.key, *queries.references) if plain and queries.images.key and not self.live else None
+    if asked in self.encoded:
+        return self.encoded[asked]
+    texts = [t[:1] for t in queries.texts] if plain else queries.texts
     rows = [(row, text) for row, some in enumerate(texts) for text in some]
     parts = []
     for a in range(0, len(rows), block):
@@ -174,7 +179,10 @@ def encode_queries(self: CondViTMethod, queries, block: int = 64) -> torch.Tenso
         parts.append(self.tower.encode_image(pixels, self.conditions(list(words))).cpu())
     row = torch.tensor([row for row, _ in rows])
     q = l2_normalize(torch.cat(parts))
-    return l2_normalize(torch.zeros(len(queries), q.shape[1]).index_add_(0, row, q))
+    q = l2_normalize(torch.zeros(len(queries), q.shape[1]).index_add_(0, row, q))
+    if asked:
+        self.encoded[asked] = q
+    return q
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #82181688
 @patch
