@@ -11,7 +11,6 @@ __all__ = ['BOOTSTRAP_FILES', 'distractor_steps', 'EncodedTask', 'encode_task', 
 import json
 import pickle
 import pickletools
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -22,7 +21,7 @@ import pandas as pd
 import torch
 
 from ..api import MethodByTask
-from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits, lrvsf_folder
+from .lrvsf import LRVSF_DATA, LRVSFTask, lrvsf_folder
 from ..core.documents import check_document, open_regular, read_json
 from ..core.store import fingerprint
 from ..data.roots import need_file
@@ -80,6 +79,11 @@ class ColumnView:
         return self.array[rows[0] : rows[-1] + 1] if together else self.array[rows]
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #ed544563
+def _target_columns(e: EncodedTask) -> np.ndarray:  # (Q,)
+    "The columns of the targets."
+    return np.array([e.column[t] for (t,) in e.task.queries.targets], int)
+
+
 def _ranked_part(e: EncodedTask, queries: np.ndarray, columns: np.ndarray, subsets: dict) -> dict:
     "Rankings of some queries among some columns, for each subset of these; ranks and first columns."
     place = {c: j for j, c in reversed([*enumerate(columns.tolist())])}
@@ -127,18 +131,21 @@ def rank_growing_gallery(e: EncodedTask, steps: list = None, filtered: bool = Fa
     for queries, columns in _groups(e, filtered):
         found = _ranked_part(e, queries, columns, _growing_masks(e, columns, steps))
         for n, (rank, first, size) in found.items():
-            lines = q.iloc[queries][['query_id', 'task', 'reference', 'condition']]
-            parts.append(lines.assign(distractors=n, rank=rank, gallery_size=size, first=ids[first], row=queries))
-    lines = pd.concat(parts).sort_values(['distractors', 'row'], ignore_index=True).drop(columns='row')
-    return lines.assign(category_hit=_hits(e, lines), family=lines.reference.map(shown_outfit))
+            parts.append(pd.DataFrame(dict(row=queries, distractors=n, rank=rank, gallery_size=size, first=first)))
+    found = pd.concat(parts).sort_values(['distractors', 'row'], ignore_index=True)
+    rows, first = found['row'].to_numpy(), found['first'].to_numpy()
+    about = q[['query_id', 'task', 'reference', 'condition']].assign(family=q.reference.map(shown_outfit))
+    about = about.iloc[rows].reset_index(drop=True)
+    lines = pd.concat([about.drop(columns='family'), found.drop(columns='row')], axis=1)
+    return lines.assign(first=ids[first], category_hit=_hits(e, first, rows), family=about.family)
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #c701c6fb
-def _hits(e: EncodedTask, lines: pd.DataFrame) -> np.ndarray:
-    "Cat@1 of each line, NaN where categories are unknown."
+def _hits(e: EncodedTask, firsts: np.ndarray, queries=slice(None)) -> np.ndarray:  # as `firsts`
+    "Cat@1 of the columns that are first (…,Q), of all or some queries; NaN where categories are unknown."
     if not e.task.category_of:
-        return np.full(len(lines), np.nan)
-    targets = dict(zip(e.task.queries.query_id, e.task.queries.targets.str[0]))
-    return category_hits(lines.assign(top=[[i] for i in lines['first']]), e.task.category_of, targets)
+        return np.full(firsts.shape, np.nan)
+    category = np.array([e.task.category_of[i] for i in e.task.shared_gallery])
+    return (category[firsts] == category[_target_columns(e)[queries]]).astype(float)
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #a698fe94
 def growing_gallery_rows(lines: pd.DataFrame, protocol: Protocol, ks=(1,), seed: int = 0, **labels) -> pd.DataFrame:
@@ -290,36 +297,41 @@ def _known(wanted, known: dict, what: str) -> list:
     return [known[i] for i in wanted]
 
 
-def _fold_columns(e: EncodedTask, drawn: Counter, others: list) -> tuple:
-    "Queries and columns of a subset: products once, distractors as often as they were drawn."
-    mine = e.task.queries.query_id.isin(list(drawn)).to_numpy()
-    targets = [e.column[t] for (t,) in e.task.queries.targets[mine]]
-    image_of = dict(zip(e.task.distractor_ids, e.task.distractors))
-    images = _known(others, image_of, 'distractor')
-    return np.flatnonzero(mine), np.array(targets + [e.column[i] for i in images if i in e.column], int)
+def _folds(e: EncodedTask, ids: BootstrapIds) -> dict:
+    """(distractors, fold) -> how often each query was drawn (Q,), and how often each column is in the gallery (N,):
+    products once, distractors as often as they were drawn."""
+    row = {q: n for n, q in enumerate(e.task.queries.query_id)}
+    image_of, targets, folds = dict(zip(e.task.distractor_ids, e.task.distractors)), _target_columns(e), {}
+    galleries = {0: [[] for _ in ids.products]} | ids.distractors
+    for n, subsets in galleries.items():
+        for fold, (drawn, others) in enumerate(zip(ids.products, subsets)):
+            if not (mine := [row[i] for i in drawn if i in row]):
+                raise ValueError(f'bootstrap ids: none of the {len(drawn)} products of fold {fold} is in the task')
+            times = np.bincount(mine, minlength=len(row))
+            images = _known(others, image_of, 'distractor')
+            columns = [*targets[times > 0], *(e.column[i] for i in images if i in e.column)]
+            folds[n, fold] = times, np.bincount(columns, minlength=len(e.column)).astype(np.int32)
+    return folds
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #f66a197d
-def _fold_ranks(e: EncodedTask, drawn: Counter, others: list, filtered: bool) -> pd.DataFrame:
-    "The queries of a subset: query_id, rank, first (image), gallery_size."
-    queries, columns = _fold_columns(e, drawn, others)
-    parts = []
-    for some, among in _groups(e, filtered):
-        mine, own = queries[np.isin(queries, some)], columns[np.isin(columns, among)]
-        if len(mine):
-            rank, first, size = _ranked_part(e, mine, own, {'all': np.ones(len(own), bool)})['all']
-            ids, images = e.task.queries.query_id.iloc[mine], np.array(e.task.shared_gallery, object)[first]
-            parts.append(pd.DataFrame(dict(query_id=ids, rank=rank, first=images, gallery_size=size)))
-    return pd.concat(parts)
+def _fold_ranks(e: EncodedTask, copies: list, filtered: bool) -> tuple:  # ranks, firsts (columns), sizes, each (S,Q)
+    "All queries in the galleries of S subsets, from one pass; `copies`: how often each column is in each, S of (N,)."
+    ranks, firsts, sizes = np.zeros((3, len(copies), len(e.q)), int)
+    targets = _target_columns(e)
+    for queries, columns in _groups(e, filtered):
+        subsets = {s: some[columns] for s, some in enumerate(copies)}
+        for s, (rank, first, size) in _ranked_part(e, queries, columns, subsets).items():
+            others = copies[s][targets[queries]] - 1  # more copies of the target tie with it
+            ranks[s, queries], firsts[s, queries], sizes[s, queries] = rank + others, first, size
+    return ranks, firsts, sizes
 
 
-def _fold_scores(e: EncodedTask, drawn: Counter, others: list, ks, filtered: bool) -> list:
-    "(metric, k, value) of one subset, in percent, each query as often as it was drawn."
-    lines = _fold_ranks(e, drawn, others, filtered)
-    weights = lines.query_id.map(drawn)
-    scores = [('recall', k, lines['rank'] <= k) for k in ks if k <= lines.gallery_size.min()]
-    if e.task.category_of:
-        scores.append(('cat_acc', 1, _hits(e, lines)))
-    return [(metric, k, 100 * float(np.average(hit, weights=weights))) for metric, k, hit in scores]
+def _fold_scores(times: np.ndarray, rank, hit, size, ks) -> list:
+    "(metric, k, value) of one subset, in percent, each query as often as it was drawn; arrays (Q,)."
+    mine = times > 0
+    scores = [('recall', k, rank <= k) for k in ks if k <= size[mine].min()]
+    scores += [] if np.isnan(hit).any() else [('cat_acc', 1, hit)]
+    return [(metric, k, 100 * float(np.average(h[mine], weights=times[mine]))) for metric, k, h in scores]
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #a0fb87de
 @torch.no_grad()
@@ -331,13 +343,10 @@ def bootstrap_scores(
 ) -> pd.DataFrame:  # distractors, fold, metric, k, value
     """R@K and Cat@1 of each subset, without distractors and with each size (E9 of the published evaluation).
     ValueError for a subset without a product of the task, or with a distractor that it never had."""
-    known, rows = set(e.task.queries.query_id), []
-    galleries = {0: [[] for _ in ids.products]} | ids.distractors
-    for n, folds in galleries.items():
-        for fold, (drawn, others) in enumerate(zip(ids.products, folds)):
-            if not (mine := Counter(i for i in drawn if i in known)):
-                raise ValueError(f'bootstrap ids: none of the {len(drawn)} products of fold {fold} is in the task')
-            rows += [(n, fold, *score) for score in _fold_scores(e, mine, others, ks, filtered)]
+    folds, rows = _folds(e, ids), []
+    ranks, firsts, sizes = _fold_ranks(e, [copies for _, copies in folds.values()], filtered)
+    for (n, fold), (times, _), *found in zip(folds, folds.values(), ranks, _hits(e, firsts), sizes):
+        rows += [(n, fold, *score) for score in _fold_scores(times, *found, ks)]
     return pd.DataFrame(rows, columns=['distractors', 'fold', 'metric', 'k', 'value'])
 
 

@@ -689,14 +689,15 @@ def page_numbers(names: list) -> dict:  # name of a page -> number
 
 
 def _toctree(names: list, found: dict) -> str:
-    "The side bar: the parts of the book and their pages."
-    out = ['```{toctree}\n:hidden:\n\nWhat this is <about>\nmap\n```']
+    "The side bar: the parts of the book and their pages; their headings are not in it, so they are not copied."
+    begin = '```{toctree}\n:hidden:\n:maxdepth: 1\n'
+    out = [begin + '\nWhat this is <about>\nmap\n```']
     numbers = page_numbers(names)
     for part, begins in PARTS.items():
         some = [n for n in names if n.startswith(begins)]
         entries = [f'{numbers[n]} {_title(n, found)} <{n}>' for n in some]
         if entries:
-            out.append(f'```{{toctree}}\n:hidden:\n:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
+            out.append(f'{begin}:caption: {part}\n\n' + '\n'.join(entries) + '\n```')
     return '\n\n'.join(out)
 
 # %% ../../nbs/10_book/01_site.ipynb #4895d40f

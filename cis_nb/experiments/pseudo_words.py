@@ -54,7 +54,7 @@ from .matrix import MatrixRun, cached_benchmark_rankings, read_results, unsolved
 from .sweeps import difference, score_title, scored
 from ..methods.late_fusion import TunedSum
 from ..methods.pseudo_words import PROMPT
-from ..retrieval.protocol import Benchmark, Task, evaluate, result_rows, with_text, task_methods
+from ..retrieval.protocol import Benchmark, Task, rank_task, result_rows, with_text, task_methods
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #7350e824
 @dataclass
@@ -260,9 +260,9 @@ def sets_table(run: MatrixRun, names: dict) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=['set', 'queries', 'images in a gallery', 'targets of a query', ''])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #19a7118a
-def scores_of(method, task: Task, name: str, training: int = UNTRAINED) -> pd.DataFrame:
-    "Rankings of a method on a task, called `name`, with the score of each query in percent."
-    return scored(evaluate(method, task, (1,))[0].assign(method=name, seed=training, draw=0))
+def scores_of(method, task: Task, name: str, training: int = UNTRAINED, known: list = None) -> pd.DataFrame:
+    "Rankings of a method on a task, called `name`, with the score of each query in percent; `known` as in `rank_task`."
+    return scored(rank_task(method, task, (1,), known=known).assign(method=name, seed=training, draw=0))
 
 
 def tuned_sum_of(run: MatrixRun) -> TunedSum:
@@ -305,17 +305,18 @@ def published_names(entries: list) -> dict:  # method -> the name it has with th
     return {e.name: f'{e.name} as published' for e in entries if e.method.prompt != PROMPT}
 
 
-def prompt_scores(entry: Entry, prompt: str, task: Task, name: str) -> pd.DataFrame:
-    "Scored rankings of a trained method with another prompt."
-    return scores_of(entry.method.with_prompt(prompt), task, name, entry.seed)
+def prompt_scores(entry: Entry, prompt: str, tasks: list, name: str) -> list:  # of tables
+    "Scored rankings of a trained method with another prompt on each task; the same queries are encoded once."
+    method, known = entry.method.with_prompt(prompt), []
+    return [scores_of(method, task, name, entry.seed, known) for task in tasks]
 
 
 def with_published_prompt(run: MatrixRun, tasks) -> pd.DataFrame:
     "Scored rankings of a run, and of every pseudo-word with the published prompt on some tasks."
     entries = prompted_entries(run.entries)
     names = published_names(entries)
-    plain = [(e, task) for e in entries if e.name in names for task in tasks]
-    asked = [prompt_scores(e, PROMPT, run.sets[task], names[e.name]) for e, task in plain]
+    plain = [e for e in entries if e.name in names]
+    asked = [t for e in plain for t in prompt_scores(e, PROMPT, [run.sets[task] for task in tasks], names[e.name])]
     return scored(pd.concat([run.per_query, *asked], ignore_index=True))
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #48c1bebb
@@ -324,7 +325,7 @@ def prompt_table(entries: list, prompts: list, validation: dict, titles: dict) -
     rows = []
     for e in entries:
         for prompt in dict.fromkeys([*prompts, e.method.prompt]):
-            found = [prompt_scores(e, prompt, task, e.name).score.mean() for task in validation.values()]
+            found = [t.score.mean() for t in prompt_scores(e, prompt, validation.values(), e.name)]
             mark = ' ←' if prompt == e.method.prompt else ''
             rows.append([f'{e.title}, “{prompt}”{mark}', *(f'{v:.1f}' for v in found)])
     return pd.DataFrame(rows, columns=['prompt', *(titles[task] for task in validation)])

@@ -403,12 +403,25 @@ def _check_gallery_sizes(per_query: pd.DataFrame, task: Task, ks):
         )
 
 
+def _encoded(method, queries: Queries, known: list) -> torch.Tensor:  # (Q,D)
+    "The embeddings of queries; from `known`, (method, queries, embeddings), where the same ones are in it."
+    plain = queries.mask is None  # a mask is an array, which has no simple equality
+    for m, asked, q in known if plain and known else ():
+        if m is method and asked == queries:
+            return q
+    q = method.encode_queries(queries)
+    if known is not None and plain:
+        known.append((method, queries, q))
+    return q
+
+
 @torch.no_grad()
-def task_rankings(method, task: Task, keep=10) -> tuple:  # Task, Rankings
-    "The queries that can be scored with the images that have features, and their rankings with the `keep` best."
+def task_rankings(method, task: Task, keep=10, known: list = None) -> tuple:  # Task, Rankings
+    """The queries that can be scored with the images that have features, and their rankings with the `keep` best.
+    `known`: a list that keeps embeddings, for further tasks with the same queries."""
     features = method.encode_gallery(task.source)
     task = task.restrict(features.index)
-    q = method.encode_queries(task.as_queries())
+    q = _encoded(method, task.as_queries(), known)
     rank = _own_galleries if task.shared_gallery is None else _shared_gallery
     return task, rank(method, task, q, features, keep)
 
@@ -418,9 +431,10 @@ def rank_task(
     task: Task,
     ks=None,  # the cut-offs that the galleries have to allow; those of the task if not given
     keep=10,  # ids kept of each ranking
+    known: list = None,  # keeps the embeddings of queries, for further tasks of a frozen method with the same ones
 ) -> pd.DataFrame:  # per_query
     "Rank every query of a task: one line per query."
-    task, found = task_rankings(method, task, keep)
+    task, found = task_rankings(method, task, keep, known)
     per_query = _lines(task, found).assign(protocol=task.protocol.id)
     _check_gallery_sizes(per_query, task, ks or task.ks)
     return per_query
@@ -485,15 +499,16 @@ def task_methods(method, benchmark: Benchmark) -> tuple:  # {task: Method}, {tas
 
 
 def rank_tasks(method, benchmark: Benchmark, keep=10) -> pd.DataFrame:  # per_query
-    "Rank every task of a benchmark that the method can solve; Unsolved if it can solve none."
+    """Rank every task of a benchmark that the method can solve; Unsolved if it can solve none. Tasks that ask the same
+    queries in other galleries, as CIRR's subsets do, have them encoded once."""
     methods, unsolved = task_methods(method, benchmark)
     reasons = '; '.join(f'{task}: {why}' for task, why in unsolved.items())
     if unsolved and not methods:
         raise Unsolved(f'{method.name} can solve no task of {benchmark.name}: {reasons}')
     if unsolved:
         warnings.warn(f'{method.name} leaves out {len(unsolved)} of {len(benchmark.tasks)} tasks: {reasons}')
-    tasks = [(m, benchmark.tasks[name]) for name, m in methods.items()]
-    return pd.concat([rank_task(m, task, None, keep) for m, task in tasks], ignore_index=True)
+    tasks, known = [(m, benchmark.tasks[name]) for name, m in methods.items()], []
+    return pd.concat([rank_task(m, task, None, keep, known) for m, task in tasks], ignore_index=True)
 
 
 def evaluate_benchmark(method, benchmark: Benchmark, seed=0, keep=10) -> tuple:  # per_query, rows

@@ -1,6 +1,15 @@
 "Sphinx configuration of the book's pages: nothing is executed, nothing is loaded from a network."
+import sys
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from sphinx.search import en
+
+# jsonschema would build a grammar of internationalised addresses for seconds; no notebook is checked for those
+sys.modules.setdefault('rfc3987_syntax', None)
+# the words of the search index: each distinct one is reduced to its stem once
+en.SearchEnglish.stem = lru_cache(maxsize=None)(en.SearchEnglish.stem)
 
 project = 'The CIS Book'
 html_title = project
