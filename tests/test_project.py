@@ -226,6 +226,7 @@ PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook assert
     'experiments.corpora_and_masking',
     'experiments.examples',
     'experiments.gap_backbones',
+    'experiments.gpu',
     'experiments.metric_agreement',
     'experiments.modality_gap',
     'experiments.noise_by_gap',

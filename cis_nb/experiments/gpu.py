@@ -18,6 +18,7 @@ from ..backbones.loading import text_backbone
 from ..core.code import library_version
 from ..core.report import progress
 from ..core.store import machine, project_root
+from ..data.roots import WORLD
 from cis_nb.experiments.diffusion_ablations import (
     denoiser_measurements,
     denoiser_training_rates,
@@ -56,7 +57,7 @@ def training_measurements(p: dict) -> list:  # of Measurement
 
 def lincir_measurements(p: dict, limit: float) -> list:  # of Measurement
     "LinCIR on a device over the text towers `text_towers`; `limit`: operations per second of a large product."
-    texts, parser = captions_and_parser('world', p['captions'])
+    texts, parser = captions_and_parser(WORLD, p['captions'])
     corpus = caption_corpus(texts, parser)
     rates = {
         name: lincir_rates(text_backbone(name, p['device']), corpus, LINCIR_BATCH, p['repeats'], seed=p['seed'])
