@@ -208,12 +208,12 @@ def corrected_lines(comparisons: list) -> list:
 
 
 def judge_evidence(lines: list) -> Outcome:
-    """The outcome of a claim from its lines of evidence, each with its role. `NOT_HERE` where they are own comparisons
-    of this book alone."""
+    """The outcome of a claim from its lines of evidence, each with its role. `NOT_HERE` where none of them tests it:
+    they are own comparisons of this book, or say what is not tested."""
     comparisons = corrected_lines(lines)
-    if lines and len(with_role(lines, OWN_COMPARISON)) == len(lines):
-        return Outcome(effect(comparisons), NOT_HERE, comparisons)
     judged, certain = with_role(comparisons), with_role(comparisons, BY_CONSTRUCTION)
+    if lines and not judged and not certain:
+        return Outcome(effect(comparisons), NOT_HERE, comparisons)
     said = all_hold(judged)
     if 'worse' in map(verdict, certain):
         said = 'not reproduced'

@@ -150,7 +150,8 @@ def line(low, role=''):
         ([line(1, BY_CONSTRUCTION)], cl.CERTAIN),
         ([line(-9, BY_CONSTRUCTION)], 'not reproduced'),
         ([line(1, BY_CONSTRUCTION), line(-1)], 'undecided'),  # the part that can fail decides
-        ([dict(what='c', role=UNTESTED)], 'undecided'),
+        ([dict(what='c', role=UNTESTED)], cl.NOT_HERE),
+        ([line(9, OWN_COMPARISON), dict(what='c', role=UNTESTED)], cl.NOT_HERE),
         ([line(1), dict(line(-1), needed=90)], cl.TOO_FEW),
         ([line(-9), dict(line(-1), needed=90)], 'not reproduced'),
     ],
