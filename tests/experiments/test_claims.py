@@ -275,5 +275,5 @@ def test_the_own_recipe_never_decides_a_claim_on_the_published_one(tmp_path):
     task_specific = run.per_query[run.per_query.method == 'text_only'].assign(method='task_specific')
     run.per_query = pd.concat([run.per_query, own, task_specific])
     found = cl.judge(run, tmp_path).set_index('id')
-    assert found.verdict['G07'] == 'undecided' and 'not tested: the published recipe' in found.effect['G07']
+    assert found.verdict['G07'] in cl.NOT_TESTED and 'not tested: the published recipe' in found.effect['G07']
     assert all(c['role'] in (OWN_COMPARISON, UNTESTED) for c in found.comparisons['G07'])
