@@ -738,7 +738,8 @@ def folded_lines(lines: str) -> str:
 def badge_style(verdict: str) -> str:
     "The style of a verdict in a table: the colour that it has in the figure."
     ink = 'black' if verdict.startswith('waits') or verdict in ('undecided', TOO_FEW, CERTAIN) else 'white'
-    return f'background:{color(VERDICT_FILLS[verdict])}; color:{ink}; padding:.1em .5em; border-radius:.6em'
+    shape = 'padding:.1em .5em; border-radius:.6em; white-space:nowrap'
+    return f'background:{color(VERDICT_FILLS[verdict])}; color:{ink}; {shape}'
 
 
 def with_markup(table: HTML) -> HTML:

@@ -40,6 +40,7 @@ from ..core.store import project_root, store_root
 from ..data.image_sources import ImageSource, image_folder
 from ..data.packed import center_square, open_image
 from ..data.roots import PUBLISHED_DATA, data_root, dataset_root, is_world
+from .diffusion import steps_in_words
 from .entries import compared_methods
 from ..methods.baselines import FusionMethod
 from ..methods.compodiff import CompoDiffMethod, published_compodiff
@@ -332,7 +333,7 @@ def query_line(query: ControlQuery, settings: ControlSettings = None) -> str:
     parts += [f'not “{query.negative.strip()}”'] if query.negative.strip() else []
     parts += ['masked'] if query.masked else []
     if settings:
-        parts.append(f'w_I = {settings.w_image:g}, w_T = {settings.w_text:g}, {settings.steps} steps')
+        parts.append(f'w_I = {settings.w_image:g}, w_T = {settings.w_text:g}, {steps_in_words(settings.steps)}')
         parts.append(f'seed {settings.seed}')
     return ', '.join(parts)
 
@@ -503,7 +504,7 @@ def seconds_sentence(times: pd.DataFrame, settings: ControlSettings, images: int
     said = f'all {n} within' if not slow else f'{slow} of {n} over'
     return (
         f'A search of {images:,} images by {len(set(times.what)) - 2} methods, with the results shown, took '
-        f'{whole.median():.2f} s in the median and {whole.max():.2f} s at most ({settings.steps} steps, '
+        f'{whole.median():.2f} s in the median and {whole.max():.2f} s at most ({steps_in_words(settings.steps)}, '
         f'CPU threads: {torch.get_num_threads()} of {os.cpu_count()} cores), {said} {limit:g} s'
     )
 

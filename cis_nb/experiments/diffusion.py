@@ -1451,7 +1451,7 @@ def place_words(effects: dict) -> str:
     of, box = ('mask', 'none', 'inside'), {'the box around it': (ZERO_SHOT, 'box', 'none', 'inside')}
     beside = _said_beside(effects, box, 'Image + Text without the masked part', of)
     said = format_difference(effects[ZERO_SHOT, *of])
-    return f'Of two drawn edits that in its place first, with a mask − without {said} ({beside})'
+    return f'Of two drawn edits, the one inside the mask comes first: with a mask − without {said} ({beside})'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #f141518f
 def tuned_words(run: MatrixRun, found: dict) -> list:  # of str
@@ -1525,7 +1525,7 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
     if placed is None:
         return lines
     first = search_effect(placed, ZERO_SHOT, 'mask', 'none', 'inside', seed)
-    return [*lines, claim_evidence(first, 'the edit in its place first of two, with mask − without')]
+    return [*lines, claim_evidence(first, 'of two drawn edits the one inside the mask first, with mask − without')]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #8be07c26
 ZERO_SHOT_ROWS = ('pic2word', 'artemis', 'combiner_synthetic')  # of the paper's tables, besides CompoDiff

@@ -472,6 +472,18 @@ def paper_pic2word_means() -> pd.DataFrame:
     return printed_table(printed.assign(backbone=source), heading, ['backbone', 'method'])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #3924f4a6
+def _printed_source(about: str) -> str:
+    "Where a printed row is from, in words: its backbone, or the training and the source that it names."
+    words = {'train': 'trained on {}', 'source': '{}'}
+    parts = [part.split('=', 1) for part in about.split(';')]
+    return 'paper, ' + ', '.join(words[k[0]].format(k[1]) if k[0] in words and k[1:] else '='.join(k) for k in parts)
+
+
+def _printed_number(value: float) -> str:
+    "A printed number; a dash where the paper has none."
+    return '–' if pd.isna(value) else f'{value:.2f}'
+
+
 def printed_and_run(printed: pd.DataFrame, mine: pd.DataFrame, names: list, queries: list) -> pd.DataFrame:
     """Printed rows (method, backbone, values) and below those of a method its row of this run.
 
@@ -483,6 +495,8 @@ def printed_and_run(printed: pd.DataFrame, mine: pd.DataFrame, names: list, quer
     rows = []
     for method in dict.fromkeys([*printed.method, *names]):
         theirs = printed[printed.method == method]
-        rows += [[method, f'paper, {r["backbone"]}', *(f'{r[h]:.2f}' for h in heads)] for _, r in theirs.iterrows()]
+        rows += [
+            [method, _printed_source(r['backbone']), *map(_printed_number, r[heads])] for _, r in theirs.iterrows()
+        ]
         rows += [[method, run, *ours.loc[method]]] if method in names else []
     return pd.DataFrame(rows, columns=['method', 'numbers of', *heads])

@@ -775,9 +775,10 @@ def close_up_note(task, areas: pd.Series) -> str:
     if not drawn:
         return ''
     partial, hidden = sum(parse_address(r).kind == 'partial' for r in drawn), len(drawn) - len(areas)
+    said = f' Figures over the area leave out {hidden:,} queries whose product is hidden.' if hidden else ''
     return (
         f'Of {len(drawn):,} references, {partial:,} are close-ups (PARTIAL_COMPLEX), which magnify the product; they '
-        f'count in all tables and figures. Figures over the area leave out {hidden:,} queries whose product is hidden.'
+        f'count in all tables and figures.{said}'
     )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #34320953
