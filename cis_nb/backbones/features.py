@@ -140,7 +140,8 @@ def fill_blocks(
             part = ids[s : s + block]
             rows, ok, why = encode(part)
             for k, reason in why.items():
-                log.write(json.dumps(dict(row=s + k, id=str(part[k]), reason=reason)) + '\n')
+                name = str(part[k]).encode('utf8', 'backslashreplace').decode()
+                log.write(json.dumps(dict(row=s + k, id=name, reason=reason)) + '\n')
             log.flush()
             out = np.full((len(part), d), np.nan, '<f4')
             if len(ok):
@@ -166,7 +167,7 @@ def _read_features(folder: Path, ids: list, d: int) -> Features:
         stored_array(folder / 'features.npy', '<f4', (len(ids), d)),
         list(index),
         index,
-        pd.DataFrame(skipped, columns=['id', 'reason']),
+        pd.DataFrame(skipped, columns=['id', 'reason'], dtype=object),  # a name may be no text
         folder,
     )
 

@@ -55,7 +55,7 @@ class ImageSource:
         folder = stored(
             'squares',
             f'{self.name}-{size}',
-            dict(size=size, names=self.ids, load=loader_version(self.load)),
+            dict(size=size, ids=fingerprint(self.ids), load=loader_version(self.load)),
             lambda to: _write_squares(to, self.ids, self.load, size, self.name),
             inputs=[self.key],
         )
