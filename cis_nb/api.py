@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Sized, runti
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from .core.documents import brief
+from .core.parameters import MAX_SEED
+
 if TYPE_CHECKING:  # the command line waits for no torch
     from torch import Tensor
 
@@ -274,7 +277,7 @@ class TrainingConfig(BaseModel):
     clip: float = Field(1.0, ge=0, description='largest gradient norm; 0: none')
     eval_every: int = Field(12, ge=0, description='steps between validations; 0: at the end only')
     log_every: int = Field(2, ge=1, description='steps between rows of the history')
-    seed: int = Field(0, ge=0, description='seed of start, order, augmentation and dropout')
+    seed: int = Field(0, ge=0, le=MAX_SEED, description='seed of start, order, augmentation and dropout')
     dtype: Literal['auto', 'float32', 'bfloat16'] = Field('auto', description='auto: bfloat16 on CUDA, else float32')
     device: str = Field('auto', description='auto, cpu, cuda')
     processes: int = Field(1, ge=1, description='processes that train together')
@@ -282,6 +285,13 @@ class TrainingConfig(BaseModel):
     compile: Literal['', 'inductor', 'eager'] = Field(
         '', description='torch.compile backend of the text tower; empty: off'
     )
+
+    @field_validator('*')
+    @classmethod
+    def _of_64_bits(cls, value):
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise ValueError(f'input should be an integer of 64 bits, at most {2**63 - 1}')
+        return value
 
     @field_validator('backbone')
     @classmethod
@@ -313,7 +323,8 @@ def _fault(error: dict, config: type) -> str:
         words = re.findall(r'\w+', re.sub("'[^']*'", '', what))
         values = {k: given.get(k, f.default) for k, f in config.model_fields.items() if k in words} or given
         return f'{", ".join(f"{k}: {v!r}" for k, v in values.items())} is not allowed: {what}'
-    return f'{name}: {given!r} is not allowed: {what[0].lower()}{what[1:]}'
+    shown = brief(given) if type(given) is int else repr(given)
+    return f'{name}: {shown} is not allowed: {what[0].lower()}{what[1:]}'
 
 # %% ../nbs/00_api.ipynb #5c514c9a
 def configure(config: type, given: dict, source: str = '') -> BaseModel:

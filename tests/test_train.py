@@ -122,6 +122,18 @@ def test_runs_of_two_precisions_have_two_keys(monkeypatch):
             dict(method='condvit', condition='none', gallery_token=True),
             "condition: 'none', gallery_token: True is not allowed: gallery_token must be false",
         ),
+        (dict(seed=-1), 'seed: -1 is not allowed: input should be greater than or equal to 0'),
+        (dict(seed=2**32), 'seed: 4294967296 is not allowed: input should be less than or equal to 4294967295'),
+        (
+            dict(seed=2**64),
+            'seed: 18446744073709551616 is not allowed: input should be less than or equal to 429496729',
+        ),
+        (
+            dict(steps=10**30),
+            'steps: 10+ is not allowed: input should be an integer of 64 bits, at most 92233720368547',
+        ),
+        (dict(method='combiner', projection=10**5000), 'projection: an integer of thousands of digits is not allowed'),
+        (dict(log_every=0), 'log_every: 0 is not allowed: input should be greater than or equal to 1'),
     ],
 )
 def test_a_mistake_names_its_file(given, said, monkeypatch):

@@ -22,7 +22,7 @@ from PIL import Image
 from ..core.documents import Document, read_records
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #37b08778
 def l2_normalize(
@@ -140,7 +140,8 @@ def fill_blocks(
             part = ids[s : s + block]
             rows, ok, why = encode(part)
             for k, reason in why.items():
-                log.write(json.dumps(dict(row=s + k, id=str(part[k]), reason=reason)) + '\n')
+                name = str(part[k]).encode('utf8', 'backslashreplace').decode()
+                log.write(json.dumps(dict(row=s + k, id=name, reason=reason)) + '\n')
             log.flush()
             out = np.full((len(part), d), np.nan, '<f4')
             if len(ok):
@@ -155,18 +156,18 @@ def precision(backbone) -> str:
     return str(half[0] if half else backbone.dtype)
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #72967ac0
-def _read_features(folder: Path, ids: list) -> Features:
-    "The features of a finished folder."
+def _read_features(folder: Path, ids: list, d: int) -> Features:
+    "The features of a finished folder, of length `d`."
     reasons = {entry['row']: entry['reason'] for entry in _read_reasons(folder / 'skipped.jsonl')}
     index = {i: row for row, i in enumerate(ids) if row not in reasons}
     if odd := [row for row in reasons if not 0 <= row < len(ids)]:
         raise ValueError(f'{folder}/skipped.jsonl names row {odd[0]} of {len(ids)}: delete {folder} and run again')
     skipped = [dict(id=ids[row], reason=reason) for row, reason in reasons.items()]
     return Features(
-        np.load(folder / 'features.npy', mmap_mode='r'),
+        stored_array(folder / 'features.npy', '<f4', (len(ids), d)),
         list(index),
         index,
-        pd.DataFrame(skipped, columns=['id', 'reason']),
+        pd.DataFrame(skipped, columns=['id', 'reason'], dtype=object),  # a name may be no text
         folder,
     )
 
@@ -185,7 +186,7 @@ def _features(kind: str, backbone, ids, source: dict, encode, block: int) -> Fea
         code=[type(backbone)],
         resume=True,
     )
-    return _read_features(folder, ids)
+    return _read_features(folder, ids, backbone.D)
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #4551b08a
 def image_features(
@@ -241,7 +242,7 @@ def corpus_features(
         code=[type(backbone), type(corpus)],
         resume=True,
     )
-    return np.load(folder / 'features.npy', mmap_mode='r')
+    return stored_array(folder / 'features.npy', '<f4', (len(corpus), backbone.D))
 
 # %% ../../nbs/04a_backbones/05_features.ipynb #e15b7a03
 class TextMemory:

@@ -35,7 +35,7 @@ from cis_nb.benchmarks.lrvsf import (
 from ..core.documents import Document, regular
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import add_note, fingerprint, read_notes, stored, sync_tree
+from ..core.store import add_note, fingerprint, read_notes, stored, stored_array, sync_tree
 from ..data.image_folders import Skipped, contents_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -227,7 +227,7 @@ def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> Traini
                 skipped.add(reason, name)
     if table.empty:
         raise ValueError(f'{folder / sub}: no product has a readable simple and complex image')
-    squares = np.memmap(packed / 'squares.u8', np.uint8, 'r', shape=(len(table), 3, size, size))
+    squares = stored_array(packed / 'squares.u8', np.uint8, (len(table), 3, size, size))
     return TrainingImages(table, squares, skipped, packed)
 
 # %% ../../nbs/02b_benchmarks/11_lrvsf_training.ipynb #77b3abc9

@@ -14,6 +14,7 @@ import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..core.documents import read_text
+from ..core.parameters import is_utf8
 from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file, world_name
 from ..retrieval.protocol import Benchmark, Protocol, Task
@@ -27,6 +28,9 @@ MIT_STATES_SOURCE = dict(
 )
 
 
+_FOREIGN = '{} whose name is not UTF-8'
+
+
 @dataclass
 class States:
     "Photographs by adjective and noun."
@@ -38,6 +42,8 @@ class States:
 
 def _pair(name: str) -> tuple:
     "Adjective and noun of a folder's name, or why it is none."
+    if not is_utf8(name):
+        return None, _FOREIGN.format('folders')
     words = name.split(' ')
     if len(words) != 2 or not all(words):
         return None, 'folders that are not named by two words'
@@ -66,7 +72,9 @@ def read_states(root) -> States:
             leave('folders without a photograph')
         if len(jpgs) < len(files):
             leave('files that are not .jpg', len(files) - len(jpgs))
-        rows += [(f'{sub.name}/{f}', *words) for f in jpgs]
+        if len(named := list(filter(is_utf8, jpgs))) < len(jpgs):
+            leave(_FOREIGN.format('photographs'), len(jpgs) - len(named))
+        rows += [(f'{sub.name}/{f}', *words) for f in named]
     if not rows:
         raise ValueError(
             f'{folder}: no photograph in a folder named "adjective noun"; left out: {out or "nothing, it is empty"}'
@@ -155,7 +163,11 @@ def drawn(
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #3182f9e7
 def _extra(states: States, text: str, described: str) -> str:
     "The notes of a protocol on texts, on the draw and on files left out."
-    counted = ('files that are not .jpg', 'test nouns without a folder')
+    counted = (
+        'files that are not .jpg',
+        'test nouns without a folder',
+        *map(_FOREIGN.format, ('folders', 'photographs')),
+    )
     left = '; '.join(f'{n:,} {why}' for why, n in states.left_out.items() if why in counted)
     parts = [
         f'text: {text}',

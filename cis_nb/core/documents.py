@@ -115,7 +115,10 @@ _values.maxstring = _values.maxother = _values.maxlong = 60
 
 def brief(value) -> str:
     "A value for a message: its first 60 characters at most."
-    return _values.repr(value)
+    try:
+        return _values.repr(value)
+    except ValueError:  # Python writes out no integer of more than 4300 digits
+        return 'an integer of thousands of digits'
 
 
 def _integer(digits: str) -> int:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MANY_FILES', 'project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'temporary_folder',
            'fresh_processes', 'end_with_parent', 'fresh_pool', 'Manifest', 'manifest', 'sync_tree', 'replace_synced',
-           'StorageFault', 'storage_faults_named', 'announced_lock', 'stored', 'add_note', 'read_notes',
+           'StorageFault', 'storage_faults_named', 'announced_lock', 'stored', 'add_note', 'read_notes', 'stored_array',
            'unfinished_work', 'delete_unfinished', 'verified_work']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
@@ -18,6 +18,7 @@ import platform
 import re
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -29,12 +30,13 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from multiprocessing import current_process, get_context, parent_process
 from pathlib import Path
+from urllib.parse import quote, unquote_to_bytes
 import importlib.metadata
 import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
 from .code import code_version, library_version, path_hash
-from .documents import Document, check_document, read_json
+from .documents import Document, check_document, read_json, regular
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
 def project_root() -> Path:
@@ -180,6 +182,7 @@ class Manifest(Document):
     hash: str
     files: int
     bytes: int
+    sizes: dict[str, int] = {}  # name -> bytes of each file; older manifests have none
 
 
 def manifest(folder) -> dict:
@@ -195,12 +198,18 @@ def manifest(folder) -> dict:
     return check_document(found, Manifest, path, 'delete the folder and run again')
 
 # %% ../../nbs/00a_core/01_store.ipynb #ab447b7e
+def _sizes(folder) -> dict:  # name -> bytes
+    "All files below `folder`, the manifest aside. A name is written as in a URL: any bytes can be in it."
+    paths = [os.path.join(place, f) for place, _, files in os.walk(folder) for f in files]
+    named = {quote(os.fsencode(os.path.relpath(p, folder))): p for p in paths}
+    named.pop('manifest.json', None)
+    return {name: os.path.getsize(named[name]) for name in sorted(named)}
+
+
 def _content(folder) -> tuple:
     "Number of files and of bytes below `folder`, the manifest aside."
-    sizes = [
-        os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(folder) for f in files if f != 'manifest.json'
-    ]
-    return len(sizes), sum(sizes)
+    sizes = _sizes(folder)
+    return len(sizes), sum(sizes.values())
 
 
 def _digest(folder) -> str:
@@ -209,14 +218,22 @@ def _digest(folder) -> str:
     return fingerprint([[os.fsencode(p.relative_to(folder)).hex(), path_hash(p)] for p in files])
 
 
+def _has_file(folder: Path, name: str, size: int) -> bool:
+    "Is there a regular file of that name and size?"
+    found = os.stat(os.path.join(folder, os.fsdecode(unquote_to_bytes(name))))
+    return stat.S_ISREG(found.st_mode) and found.st_size == size
+
+
 def _finished(folder: Path) -> bool:
-    "Is all of a run there?"
+    "Is all of a run there, each file with its size? Further files do not count."
     try:
         m = manifest(folder)
+        sizes = m.get('sizes')
+        if sizes is None or (len(sizes), sum(sizes.values())) != (m['files'], m['bytes']):
+            return False
+        return folder.name.endswith(m['hash']) and all(_has_file(folder, *entry) for entry in sizes.items())
     except (OSError, ValueError):
         return False
-    files, size = _content(folder)
-    return folder.name.endswith(m['hash']) and files >= m['files'] and size >= m['bytes']
 
 # %% ../../nbs/00a_core/01_store.ipynb #62bf70e6
 def _write_json(path: Path, obj):
@@ -269,20 +286,20 @@ def _complete(partial: Path, final: Path, record: dict, build):
     "Let `build` fill `partial`, write the manifest last, rename to `final`."
     start = time.monotonic()
     build(partial)
-    files, size = _content(partial)
-    m = machine()
+    sizes, m = _sizes(partial), machine()
     _write_json(
         partial / 'manifest.json',
         dict(
             record,
-            files=files,
-            bytes=size,
+            files=len(sizes),
+            bytes=sum(sizes.values()),
             digest=_digest(partial),
             seconds=round(time.monotonic() - start, 3),
             created=_now(),
             device=m['gpu'] or 'cpu',
             machine=m,
             versions=versions(),
+            sizes=sizes,
         ),
     )
     replace_synced(partial, final)
@@ -423,6 +440,36 @@ def read_notes(path: Path) -> list:
         os.truncate(path, whole)
         break
     return notes
+
+# %% ../../nbs/00a_core/01_store.ipynb #5a7b1c02
+def _open_array(path: Path, dtype, shape: tuple) -> np.ndarray:
+    "The array of an .npy file, or that of a file of bare numbers, mapped from disk."
+    if regular(path).suffix == '.npy':
+        found = np.lib.format.open_memmap(path, mode='r')
+    else:
+        found = np.memmap(path, dtype, 'r').reshape([-1 if n is None else n for n in shape])
+    if rest := path.stat().st_size - found.offset - found.nbytes:
+        raise ValueError(f'{rest} bytes are left behind the array')
+    return found
+
+
+def stored_array(
+    path,  # an .npy file, or one of bare numbers
+    dtype,
+    shape: tuple,  # None: any length
+) -> np.ndarray:
+    "An array of finished work, mapped from disk; ValueError with the remedy unless it has that type and shape."
+    path, dtype = Path(path), np.dtype(dtype)
+    remedy = f'delete the folder {path.parent} and run again: it is made again'
+    try:
+        found = _open_array(path, dtype, shape)
+    except Exception as e:  # whatever a damaged header raises
+        raise ValueError(f'{path} cannot be read as an array ({e}); {remedy}') from e
+    fits = found.ndim == len(shape) and all(n in (None, k) for n, k in zip(shape, found.shape))
+    if found.dtype != dtype or not fits:
+        lengths = str(tuple(shape)).replace('None', 'any')
+        raise ValueError(f'{path} holds {found.dtype} of shape {found.shape}, not {dtype} of shape {lengths}; {remedy}')
+    return found
 
 # %% ../../nbs/00a_core/01_store.ipynb #835e88ef
 def _in_use(lock: Path) -> bool:

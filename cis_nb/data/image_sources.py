@@ -19,7 +19,7 @@ from PIL import Image
 from ..core.documents import open_regular
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 from .image_folders import IMAGE_SUFFIXES, Place, contents_key, is_image
 from .packed import center_square, open_image, packed_folder, packed_table
 
@@ -55,11 +55,12 @@ class ImageSource:
         folder = stored(
             'squares',
             f'{self.name}-{size}',
-            dict(size=size, names=self.ids, load=loader_version(self.load)),
+            dict(size=size, ids=fingerprint(self.ids), load=loader_version(self.load)),
             lambda to: _write_squares(to, self.ids, self.load, size, self.name),
             inputs=[self.key],
         )
-        return np.load(folder / 'images.npy', mmap_mode='r'), {n: i for i, n in enumerate(self.ids)}
+        array = stored_array(folder / 'images.npy', np.uint8, (len(self.ids), 3, size, size))
+        return array, {n: i for i, n in enumerate(self.ids)}
 
     def only(self, ids: list) -> 'ImageSource':
         "The same source with some of its ids; the squares keep all."
@@ -70,7 +71,8 @@ def folder_squares(root, size: int) -> tuple:
     "A folder of images as squares, packed_folder on first use: array (N,3,size,size) uint8, {id: row}."
     folder = packed_folder(root, size)
     table = pd.read_parquet(folder / 'images.parquet', columns=['key', 'row'])
-    return np.load(folder / 'images.npy', mmap_mode='r'), dict(zip(table.key, table.row))
+    array = stored_array(folder / 'images.npy', np.uint8, (None, 3, size, size))
+    return array, dict(zip(table.key, table.row))
 
 
 def whole_images(root, size: int) -> ImageSource:

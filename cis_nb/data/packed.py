@@ -21,7 +21,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..core.report import progress
-from ..core.store import add_note, fingerprint, machine, read_notes, stored
+from ..core.store import add_note, fingerprint, machine, read_notes, stored, stored_array
 from .image_folders import Place, Skipped, folder_key, read_photos
 from .roots import data_root
 
@@ -168,7 +168,9 @@ class CaptionedImages:
         pairs.sort()
         self.owner = np.array([i for _, i, _ in pairs])  # row of the photograph of each pair
         self.texts = [c for *_, c in pairs]
-        self._images, self._row = np.load(self.folder / 'images.npy', mmap_mode='r'), self.table.row.to_numpy()
+        shape = (None, 3, image_size, image_size)
+        self._images = stored_array(self.folder / 'images.npy', np.uint8, shape)
+        self._row = self.table.row.to_numpy()
 
     def __len__(self):
         return len(self.texts)

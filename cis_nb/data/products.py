@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 from .image_folders import Skipped
 from .image_sources import ImageSource
 
@@ -198,7 +198,7 @@ def white_squares(
     for i in damaged:
         skipped.add('damaged image', i)
         del index[i]
-    return np.load(folder / 'images.npy', mmap_mode='r'), index
+    return stored_array(folder / 'images.npy', np.uint8, (len(images.ids), 3, size, size)), index
 
 # %% ../../nbs/00b_data/06_products.ipynb #aa3cd2a0
 def packed_source(images: ImageSource, size: int) -> ImageSource:

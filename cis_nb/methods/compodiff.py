@@ -35,7 +35,7 @@ from ..benchmarks.fashioniq import CATEGORIES, load_fashioniq
 from ..core.experiment_files import trained_weights
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress, show_table
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 from ..data.datasets import captions_root
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import CaptionedImages
@@ -138,8 +138,9 @@ class StoredStates:
             inputs=[backbone.fingerprint],
             code=[type(backbone)],
         )
-        self.starts, self.index = np.load(self.folder / 'starts.npy'), {t: k for k, t in enumerate(texts)}
-        self.states = np.memmap(self.folder / 'states.f32', '<f4', 'r').reshape(self.starts[-1], -1)
+        self.index = {t: k for k, t in enumerate(texts)}
+        self.starts = np.array(stored_array(self.folder / 'starts.npy', np.int64, (len(texts) + 1,)))
+        self.states = stored_array(self.folder / 'states.f32', '<f4', (self.starts[-1], backbone.W))
 
     def __getitem__(self, text: str) -> np.ndarray:  # (T,W)
         row = self.index[text]
@@ -554,17 +555,18 @@ def masked_images(
         else:
             nlp = load_parser(parser_for(data, parser))
             found, there = found_masks(ids, texts, source, ClipSeg(masks), nlp)
-        np.savez(folder / 'masks.npz', bits=pack_masks(found), there=there)
+        np.save(folder / 'bits.npy', pack_masks(found))
+        np.save(folder / 'there.npy', there)
 
     params = dict(n=len(ids), masks=masks, parser='' if drawn else parser)
     folder = stored('masks', f'{Path(data).name}-{n}', params, build, inputs=[source.key, fingerprint([ids, texts])])
-    kept = np.load(folder / 'masks.npz')
-    rows = np.flatnonzero(kept['there'])
+    bits = stored_array(folder / 'bits.npy', np.uint8, (len(ids), None))
+    rows = np.flatnonzero(stored_array(folder / 'there.npy', bool, (len(ids),)))
     if not len(rows):
         raise ValueError(
             f'masks: none of {len(ids)} images of {data} has a mask of an object term; use task_mix without inpainting'
         )
-    return MaskedImages([ids[r] for r in rows], [texts[r] for r in rows], kept['bits'][rows], folder)
+    return MaskedImages([ids[r] for r in rows], [texts[r] for r in rows], np.array(bits[rows]), folder)
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #b5e1d537
 def inpainting_task(backbone, data: str, world_images: int, masked: MaskedImages) -> DiffusionTask:

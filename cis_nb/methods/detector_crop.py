@@ -16,7 +16,7 @@ from torch import Tensor
 from ..api import MethodByTask, Plugin, Queries, Style, Unsolved
 from ..core.code import code_version, loader_version
 from ..core.report import progress
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 from ..data.image_sources import ImageSource
 from ..data.products import LRVSF_CATEGORIES, white_square
 from ..data.roots import data_root
@@ -50,7 +50,8 @@ def detected_boxes(detector, queries: Queries) -> np.ndarray:  # (Q,4)
 
     inputs = [detector.fingerprint, images.key, fingerprint([queries.references, queries.texts])]
     code = [detector, images.load]
-    return np.load(stored('boxes', detector.name, {}, build, inputs, code) / 'boxes.npy')
+    folder = stored('boxes', detector.name, {}, build, inputs, code)
+    return np.array(stored_array(folder / 'boxes.npy', np.float32, (len(queries.ids), 4)))
 
 # %% ../../nbs/04b_methods/09_detector_crop.ipynb #559b5f7d
 CROP_WINDOWS = {0.25: 5, 0.4: 4, 0.6: 3}  # side as a share of the image's: windows per direction

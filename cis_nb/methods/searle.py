@@ -24,7 +24,7 @@ from ..benchmarks.cirr import cirr_of
 from ..data.roots import WORLD, data_root
 from ..core.plotting import show_grid
 from ..core.report import progress
-from ..core.store import replace_synced, stored
+from ..core.store import replace_synced, stored, stored_array
 from ..backbones.clip import no_placeholder
 from ..backbones.features import l2_normalize
 from ..backbones.features import fill_blocks, precision, text_features
@@ -372,7 +372,7 @@ def inverted_tokens(backbone, key: str, features, phrases: Phrases, near, c, blo
         code=[type(backbone)],
         resume=True,
     )
-    return np.load(folder / 'features.npy', mmap_mode='r')
+    return stored_array(folder / 'features.npy', '<f4', (len(features), backbone.W))
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #47ee1ed7
 def distillation_loss(a, b, tau: float = 0.25) -> torch.Tensor:  # (B,W), (B,W) -> loss

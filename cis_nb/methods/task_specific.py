@@ -35,7 +35,7 @@ from cis_nb.benchmarks.genecis_construction import (
 from ..benchmarks.genecis import TASKS, image_key
 from ..core.code import code_version
 from ..core.documents import read_json
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 from ..data.roots import data_root, need_file
 from ..core.parameters import pick_device
 from .baselines import FeatureMethod
@@ -375,7 +375,7 @@ def detector_powers(detector, n=300) -> np.ndarray:  # (C,)
         np.save(folder / 'powers.npy', calibration_powers(conf, present_names(shares, detector.names)))
 
     folder = stored('detector', detector.name, dict(n=n), build, inputs=[detector.fingerprint])
-    return np.load(folder / 'powers.npy')
+    return np.array(stored_array(folder / 'powers.npy', np.float64, (len(detector.names),)))
 
 
 def window_detector(backbone, names, stuff=(), n=300, **kw) -> WindowDetector:

@@ -37,7 +37,7 @@ from ..core.documents import open_unpacked
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, text_of_ids, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, machine, replace_synced, stored
+from ..core.store import fingerprint, machine, replace_synced, stored, stored_array
 from ..data.datasets import captions_key, captions_root
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD
@@ -459,12 +459,13 @@ class Corpus:
     folder: Path
 
     def __post_init__(self):
-        self.marks, self.starts = self._load('marks'), self._load('marks-starts')
-        self.literal, self.literal_starts = self._load('literal'), self._load('literal-starts')
         self.about = json.loads((self.folder / 'corpus.json').read_text())
+        self.marks, self.starts = self._load('marks', MARK)
+        self.literal, self.literal_starts = self._load('literal', '<u2')
 
-    def _load(self, name: str) -> np.ndarray:
-        return np.load(self.folder / f'{name}.npy', mmap_mode='r')
+    def _load(self, name: str, dtype) -> tuple:  # the tokens of all captions, where each begins
+        starts = stored_array(self.folder / f'{name}-starts.npy', np.int64, (self.about['captions'] + 1,))
+        return stored_array(self.folder / f'{name}.npy', dtype, (int(starts[-1]),)), starts
 
     def __len__(self):
         return len(self.starts) - 1

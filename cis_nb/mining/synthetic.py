@@ -47,7 +47,7 @@ from ..backbones.loading import load_backbone
 from ..backbones.tokenizer import bpe
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_array
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD, find_data
 from cis_nb.mining.captions import (
@@ -439,7 +439,8 @@ class Replacements:
     def __init__(self, folder):
         self.terms = json.loads((Path(folder) / 'terms.json').read_text(encoding='utf-8'))
         self.number = {t: i for i, t in enumerate(self.terms)}
-        self.starts, self.items = (np.load(Path(folder) / f'{n}.npy', mmap_mode='r') for n in ('starts', 'items'))
+        self.starts = stored_array(Path(folder) / 'starts.npy', np.int64, (len(self.terms) + 1,))
+        self.items = stored_array(Path(folder) / 'items.npy', np.int32, (int(self.starts[-1]),))
 
     def of(self, term: str) -> list:
         "The terms that may replace a term; `KeyError` for a term that is none of `terms`."

@@ -1,6 +1,7 @@
 "MIT-States: folders in any state, queries and ranks against slow references, the size of the real data set."
 
 import json
+import os
 import re
 import sys
 
@@ -145,6 +146,19 @@ def test_what_is_no_photograph_is_counted(tmp_path):
     b = load_mitstates(tmp_path)
     assert len(b) == 4 and '2 files that are not .jpg' in str(b.protocol)
     assert b.load('red cat/0.jpg').size == (9, 7)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other systems refuse such names themselves')
+def test_names_that_are_no_text_are_counted(tmp_path):
+    "Bytes of another encoding, in the name of a file or of a folder, cost this one alone."
+    folders(tmp_path, ['red cat', 'blue cat'], nouns=['cat'])
+    images = tmp_path / 'mit-states/images'
+    (images / os.fsdecode(b'red cat/caf\xe9.jpg')).write_bytes(b'')
+    (images / os.fsdecode(b'red caf\xe9')).mkdir()
+    states = read_states(tmp_path)
+    assert states.left_out == {'photographs whose name is not UTF-8': 1, 'folders whose name is not UTF-8': 1}
+    b = load_mitstates(tmp_path)
+    assert len(b) == 4 and '1 photographs whose name is not UTF-8' in str(b.protocol)
 
 
 def test_folders_that_cannot_be_used(tmp_path):

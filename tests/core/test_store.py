@@ -377,9 +377,65 @@ def cut_file(f):
     (f / '1.txt').write_text('file 1')
 
 
-@pytest.mark.parametrize(
-    'damage', [no_manifest, half_manifest, empty_manifest, other_json, other_hash, not_text, lost_file, cut_file]
-)
+def moved_bytes(f):
+    "As many files and bytes as before."
+    (f / '1.txt').write_text(content(1)[:-1])
+    (f / '2.txt').write_text(content(2) + '2')
+
+
+def longer_file(f):
+    (f / '1.txt').write_text(content(1) * 2)
+
+
+def other_file(f):
+    "One is lost, and a longer one of another name is there."
+    (f / '1.txt').unlink()
+    (f / 'more.txt').write_text(content(1) * 2)
+
+
+def changed_manifest(f, **changes):
+    (f / 'manifest.json').write_text(json.dumps(manifest(f) | changes))
+
+
+def counts_of_nothing(f):
+    (f / '1.txt').unlink()
+    changed_manifest(f, files=0, bytes=0)
+
+
+def fewer_sizes(f):
+    (f / '1.txt').unlink()
+    changed_manifest(f, sizes={k: v for k, v in manifest(f)['sizes'].items() if k != '1.txt'})
+
+
+def impossible_name(f):
+    changed_manifest(f, sizes=dict(manifest(f)['sizes'], **{'%00': 0}), files=FILES + 1)
+
+
+def no_sizes(f):
+    "A manifest of an older version."
+    (f / 'manifest.json').write_text(json.dumps({k: v for k, v in manifest(f).items() if k != 'sizes'}))
+
+
+def folder_for_file(f):
+    (f / '1.txt').unlink()
+    (f / '1.txt').mkdir()
+
+
+DAMAGES = [
+    no_manifest,
+    half_manifest,
+    empty_manifest,
+    other_json,
+    other_hash,
+    not_text,
+    lost_file,
+    cut_file,
+    moved_bytes,
+]
+DAMAGES += [longer_file, other_file, counts_of_nothing, fewer_sizes, impossible_name, no_sizes, folder_for_file]
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
 def test_damaged_folder_is_told_and_built_again(store, damage):
     store.mkdir()
     done = ask(store, pause=0)
@@ -387,6 +443,33 @@ def test_damaged_folder_is_told_and_built_again(store, damage):
     with pytest.warns(UserWarning, match='six-files-.* is incomplete or damaged: building it again'):
         again = ask(store, pause=0)
     assert again == done and right(done)
+
+
+NAMES = [b'caf\xe9', 'ü ber'.encode(), b'a%20b', b'%', b'line\nbreak', b'below/manifest.json']
+
+
+@posix
+@pytest.mark.parametrize('name', NAMES)
+def test_files_of_any_name_are_known_by_their_sizes(store, name):
+    "A name that is no text, or none without escapes, and one that the manifest itself has, in a folder below."
+
+    def write(folder):
+        path = folder / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('x')
+
+    done = stored('runs', 'names', {}, write)
+    assert list(manifest(done)['sizes'].values()) == [1] and _finished(done)
+    (done / os.fsdecode(name)).unlink()
+    assert not _finished(done)
+
+
+def test_older_manifests_can_be_read(store):
+    "A run of an older version has no sizes: it is shown and loaded, and made again where it is asked for."
+    store.mkdir()
+    done = ask(store, pause=0)
+    no_sizes(done)
+    assert manifest(done)['params'] == dict(n=FILES) and not _finished(done)
 
 
 def test_manifest_says_what_is_wrong(store):

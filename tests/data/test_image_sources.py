@@ -1,9 +1,13 @@
 "Sources of images with broken, missing and doubled images."
 
+import os
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
-from cis_nb.data.image_sources import ImageSource, image_files, union
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.data.image_sources import ImageSource, image_files, image_folder, union
 
 
 def plain(level):
@@ -75,3 +79,16 @@ def test_the_order_and_the_ids_of_sources_are_in_the_key_of_their_union():
     unions = [[first, last], [last, first], [first, last.only(['a'])], [first, last]]
     keys = [union(sources).key for sources in unions]
     assert keys[0] == keys[-1] and len(set(keys)) == 3
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='other systems refuse such names themselves')
+def test_names_that_are_no_text_are_kept(tmp_path, store):
+    "A file with bytes of another encoding in its name is an image as any other, also where it cannot be read."
+    folder, good, bad = tmp_path / 'images', os.fsdecode(b'caf\xe9.png'), os.fsdecode(b'cr\xe8me.png')
+    folder.mkdir()
+    for name in ('a.png', good):
+        plain(1).save(folder / name)
+    assert image_folder(folder).pixels(4)[1] == {'a.png': 0, good: 1}
+    (folder / bad).write_bytes(b'no image')
+    found = load_backbone('tiny_xs', device='cpu').features(image_folder(folder))
+    assert found.ids == ['a.png', good] and found.skipped.id.tolist() == [bad]
