@@ -342,7 +342,7 @@ def read_denoiser(path) -> Denoiser:
     """The denoiser of a file with the published names, of any shape, without dropout.
     ValueError if the file holds none, with the tensors that are missing, additional or of another shape;
     FileNotFoundError if it is missing."""
-    tensors, _ = read_tensors(path)
+    tensors, _ = read_tensors(path, 'denoiser')
     tables = {f'model.noise_scheduler.{name}' for name in SCHEDULE_TABLES}
     tensors = {k: t for k, t in tensors.items() if k not in tables}
     shapes = {k: tuple(t.shape) for k, t in tensors.items()}

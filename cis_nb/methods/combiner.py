@@ -461,7 +461,7 @@ _COMBINER_NAMES = {f'{a}.{kind}': f'{b}.{kind}' for a, b in COMBINER_LAYERS.item
 
 def read_published_combiner(path, D: int = 640) -> Combiner:
     "A published Combiner for features of width D (RN50x4: 640); ValueError for another file or size."
-    tensors, _ = read_tensors(path)
+    tensors, _ = read_tensors(path, 'combiner')
     found = {k: tuple(t.shape) for k, t in tensors.items()}
     projection, hidden = (
         (found.get(f'{layer}.bias') or (usual,))[0]

@@ -24,7 +24,7 @@ from torch import nn
 from .. import api
 from ..backbones.clip import no_placeholder
 from ..backbones.conditional_vit import key_faults
-from ..backbones.weights import read_tensors
+from ..backbones.weights import LAYOUTS, read_tensors
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.parameters import one_of
@@ -217,9 +217,9 @@ def load_pseudo_word(
     return PseudoWord(name=about['method'], title=about['title'], backbone=backbone, run=name, **learned)
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #1a2b041f
-PUBLISHED_NETS = {  # network: entry of the published file, {published layer: layer}
-    'phi': ('Phi', {'layers.0': '0', 'layers.3': '3', 'layers.6': '6'}),
-    'mapper': ('state_dict_img2text', {'layers.0.0': '0', 'layers.1.0': '3', 'fc_out': '6'}),
+PUBLISHED_NETS = {  # network: {published layer: layer}
+    'phi': {'layers.0': '0', 'layers.3': '3', 'layers.6': '6'},
+    'mapper': {'layers.0.0': '0', 'layers.1.0': '3', 'fc_out': '6'},
 }
 PUBLISHED_METHODS = dict(
     lincir=('phi', 'LinCIR', 0), searle=('phi', 'SEARLE', 1.25), pic2word=('mapper', 'Pic2Word', 0)
@@ -228,13 +228,13 @@ PUBLISHED_METHODS = dict(
 
 def _published_names(net: str) -> dict:
     "Published name -> own name of all tensors of a network."
-    layers = PUBLISHED_NETS[net][1].items()
+    layers = PUBLISHED_NETS[net].items()
     return {f'{theirs}.{kind}': f'{own}.{kind}' for theirs, own in layers for kind in ('weight', 'bias')}
 
 
 def read_published_net(path, net: str, D: int, W: int) -> nn.Module:
     "A published `phi` or `mapper` for features of width D and words of width W; ValueError for another file."
-    tensors, names = read_tensors(path, PUBLISHED_NETS[net][0])[0], _published_names(net)
+    tensors, names = read_tensors(path, net)[0], _published_names(net)
     first = next(iter(names))
     hidden = len(tensors[first]) if first in tensors else {'phi': 4 * D, 'mapper': 512}[net]
     made = make_net(net, D=D, W=W, hidden=hidden)
@@ -267,7 +267,7 @@ def export_published(m: PseudoWord, path) -> Path:
         raise ValueError('norm: the published files have no LayerNorm; train with norm: false')
     tensors = {k: state[own].detach().cpu().contiguous() for k, own in names.items()}
     path = Path(path)
-    save_file(tensors, path) if path.suffix == '.safetensors' else torch.save({PUBLISHED_NETS[net][0]: tensors}, path)
+    save_file(tensors, path) if path.suffix == '.safetensors' else torch.save({LAYOUTS[net].entry: tensors}, path)
     return path
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #c01be434

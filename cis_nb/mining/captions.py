@@ -458,7 +458,7 @@ def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
     """(image, split, caption) of line `n`; without a table, the image is the number of the line. The address of an
     image behind a tab, as in the files of Conceptual Captions, is no part of the caption."""
     caption, _, address = line.rstrip().rpartition('\t')
-    if caption and '\t' not in caption and re.fullmatch(r'https?://\S+', address):
+    if caption and '\t' not in caption and re.fullmatch(r'(\w+:)?//\S+', address):
         return str(n), 'train', caption
     if not table:
         return str(n), 'train', line

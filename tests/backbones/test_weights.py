@@ -12,13 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from projects import ROOT
+from published_files import COMBINER, MAPPER, PHI, SMALL_RESNET, clip_tensors, resnet_clip, tensors, use_small_rn50x4
 from cis_nb.backbones import weights
 from cis_nb.backbones.clip import golden_images, golden_texts
 from cis_nb.backbones.loading import load_backbone, load_clip, save_backbone
 from cis_nb.backbones.weights import tiny_folder
+from cis_nb.backbones.conditional_vit import read_condvit
+from cis_nb.backbones.denoiser import read_denoiser
 from cis_nb.core.experiment_files import read_params
 from cis_nb.core.store import project_root
 from cis_nb.backbones.weights import BACKBONES, Weights, model_shapes, register_tiny
+from cis_nb.methods.combiner import published_combiner, read_published_combiner
+from cis_nb.methods.pseudo_words import published_pseudo_word, read_published_net
 
 torch.set_num_threads(1)
 
@@ -224,3 +229,111 @@ def test_config_files_agree():
     config = json.loads((tiny_folder() / 'open_clip_config.json').read_text())
     assert config['model_cfg'] == json.loads((tiny_folder() / 'cis-tiny.json').read_text())
     assert tuple(config['preprocess_cfg']['size']) == (64, 64)
+
+
+# --- published CLIPs with a ResNet
+
+
+def test_the_names_by_hand_are_those_of_rn50x4():
+    needed = {k: shape for k, shape in model_shapes('rn50x4').items() if not k.endswith('num_batches_tracked')}
+    assert resnet_clip(640, 80, (4, 6, 10, 6), 288, 640, 12) == needed
+
+
+@pytest.mark.parametrize('ending', ['pt', 'safetensors'])
+@pytest.mark.parametrize('key', ['visual.layer2.1.bn2.running_mean', 'ln_final.bias'])
+def test_a_fault_of_a_clip_names_the_file_that_was_given(tmp_path, store, monkeypatch, ending, key):
+    use_small_rn50x4(monkeypatch)
+
+    def said(t) -> str:
+        file = tmp_path / f'mine.{ending}'
+        torch.save({'CLIP': t}, file) if ending == 'pt' else save_file(t, file)
+        with pytest.raises(ValueError) as e:
+            load_backbone('rn50x4', pretrained=str(file))
+        assert str(e.value).startswith(f'{file}: ')
+        return str(e.value)
+
+    t = clip_tensors()
+    assert f'not weights of rn50x4: {key} is missing in the file' in said({k: v for k, v in t.items() if k != key})
+    assert 'more is (2,) in the file and missing in the model' in said(t | dict(more=torch.zeros(2)))
+    assert f'{key} is (3,) in the file' in said(t | {key: torch.zeros(3)})
+
+
+# --- files of other methods, damaged files
+
+
+def small():
+    return load_backbone('tiny', 'none', device='cpu')
+
+
+READERS = dict(
+    lincir=lambda file: published_pseudo_word(file, 'lincir', small()),
+    searle=lambda file: published_pseudo_word(file, 'searle', small()),
+    pic2word=lambda file: published_pseudo_word(file, 'pic2word', small()),
+    combiner=lambda file: published_combiner(file, small()),
+    clip=lambda file: load_backbone('tiny', pretrained=str(file)),
+    condvit=read_condvit,
+    compodiff=read_denoiser,
+)
+PHI_CALL = "LinCIR or SEARLE, which published_pseudo_word(FILE, 'lincir'), or 'searle', reads"
+FILES = {  # a kind of file: its entry, names of its tensors, what is said, its own readers
+    'phi': ('Phi', PHI, PHI_CALL, {'lincir', 'searle'}),
+    'mapper': (
+        'state_dict_img2text',
+        MAPPER,
+        "Pic2Word, which published_pseudo_word(FILE, 'pic2word') reads",
+        {'pic2word'},
+    ),
+    'combiner': ('', COMBINER, 'a Combiner (GeneCIS, CLIP4Cir), which published_combiner(FILE) reads', {'combiner'}),
+    'clip': ('CLIP', resnet_clip(**SMALL_RESNET), 'a CLIP, which load_backbone(NAME, pretrained=FILE) reads', {'clip'}),
+    'condvit': (
+        '',
+        dict.fromkeys(('class_embedding', 'conv1.weight', 'proj')),
+        'a CondViT, which published_condvit(FILE) reads',
+        {'condvit'},
+    ),
+    'compodiff': (
+        '',
+        dict.fromkeys(('model.net.to_text_embeds.0.weight', 'model.net.transformer.norm.g')),
+        'CompoDiff, which published_compodiff(FILE) reads',
+        {'compodiff'},
+    ),
+}
+
+
+@pytest.mark.parametrize('reader', READERS)
+@pytest.mark.parametrize('kind', FILES)
+def test_the_file_of_another_method_is_named(tmp_path, store, kind, reader):
+    entry, names, said, own = FILES[kind]
+    t = {k: torch.zeros(2) for k in names}
+    files = [tmp_path / 'net.safetensors', tmp_path / 'net.pt']
+    save_file(t, files[0])
+    torch.save({entry: {f'module.{k}': v for k, v in t.items()}, 'epoch': 3} if entry else t, files[1])
+    for file in files:
+        with pytest.raises(ValueError) as e:
+            READERS[reader](file)
+        text = str(e.value)
+        assert text.startswith(f'{file}: ') and (f'this is a file of {said}' in text) == (reader not in own), text
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+@pytest.mark.parametrize(
+    'inside, shapes, key, read',
+    [
+        ('Phi', PHI, 'layers.3.bias', lambda file: read_published_net(file, 'phi', 768, 768)),
+        ('state_dict_img2text', MAPPER, 'fc_out.weight', lambda file: read_published_net(file, 'mapper', 768, 768)),
+        ('Combiner', COMBINER, 'output_layer.bias', read_published_combiner),
+        (
+            'CLIP',
+            resnet_clip(**SMALL_RESNET),
+            'ln_final.bias',
+            lambda file: load_backbone('tiny', pretrained=str(file)),
+        ),
+    ],
+    ids=['phi', 'mapper', 'combiner', 'clip'],
+)
+def test_numbers_that_are_not_finite_are_refused(tmp_path, store, inside, shapes, key, read, value):
+    t = tensors(shapes)
+    t[key].view(-1)[1] = value
+    torch.save({inside: t}, tmp_path / 'net.pt')
+    with pytest.raises(ValueError, match=f'net.pt: {key} holds NaN or infinite numbers'):
+        read(tmp_path / 'net.pt')

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from published_files import COMBINER, clip_tensors, tensors, use_small_rn50x4
 from safetensors.torch import load_file, save_file
 from cis_nb import train as T
 from cis_nb.data.roots import cirr_root
@@ -425,3 +426,60 @@ def test_a_run_with_tuned_towers_is_no_start(tmp_path):
 def test_a_start_that_is_nothing_is_refused(start):
     with pytest.raises(ValueError, match='start.*must be random or sum, an experiment of 05_train, or the folder'):
         configure(C.CombinerConfig, dict(method='combiner', start=start))
+
+
+# ---- published Combiners
+
+
+def combined(t, x, e):
+    "The Combiner of the facts, without dropout."
+
+    def layer(name, v):
+        return v @ t[f'{name}.weight'].T + t[f'{name}.bias']
+
+    z = torch.cat([layer('text_projection_layer', e).relu(), layer('image_projection_layer', x).relu()], 1)
+    s = layer('dynamic_scalar.3', layer('dynamic_scalar.0', z).relu()).sigmoid()
+    v = layer('output_layer', layer('combiner_layer', z).relu())
+    return torch.nn.functional.normalize(v + s * e + (1 - s) * x, dim=-1)
+
+
+def test_the_published_combiner_is_read_and_exported(tmp_path):
+    t = tensors(COMBINER)
+    torch.save(t, tmp_path / 'combiner_best.pt')
+    net = C.read_published_combiner(tmp_path / 'combiner_best.pt')
+    assert sum(p.numel() for p in net.parameters()) == 59_003_521
+    x, e = torch.randn(2, 3, 640, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(net(x, e), combined(t, x, e), atol=1e-5)
+    again = C.read_published_combiner(C.export_combiner(net, tmp_path / 'again.safetensors'))
+    assert torch.equal(again(x, e), net(x, e))
+    with pytest.raises(ValueError, match=r'not the weights of a Combiner for D = 160: .* wrongly shaped'):
+        C.published_combiner(tmp_path / 'again.safetensors', load_backbone('tiny', device='cpu'))
+
+
+@pytest.mark.parametrize('inside', ['', 'Combiner'])
+def test_a_cut_combiner_names_what_is_missing(tmp_path, inside):
+    t = tensors(COMBINER)
+    del t['dynamic_scalar.0.bias']
+    torch.save({inside: t} if inside else t, tmp_path / 'cut.pt')
+    with pytest.raises(ValueError, match='cut.pt: .* 1 missing: dynamic_scalar.0.bias$'):
+        C.read_published_combiner(tmp_path / 'cut.pt')
+
+
+@pytest.mark.parametrize('inside', ['CLIP', ''])
+@pytest.mark.parametrize('prefix', ['', 'module.'])
+def test_a_combiner_over_its_fine_tuned_clip(tmp_path, monkeypatch, inside, prefix):
+    "As in the documented line, a file in half precision and without `num_batches_tracked`."
+    use_small_rn50x4(monkeypatch)
+    t, shapes = clip_tensors(prefix), {k: tuple({640: 16}.get(n, n // 40) or 1 for n in v) for k, v in COMBINER.items()}
+    torch.save({'epoch': 3, inside: t} if inside else t, tmp_path / 'clip.pt')
+    torch.save(tensors(shapes), tmp_path / 'combiner.pt')
+    method = C.published_combiner(
+        tmp_path / 'combiner.pt', load_backbone('rn50x4', pretrained=str(tmp_path / 'clip.pt'))
+    )
+    b = method.backbone
+    state = b.model.state_dict()
+    assert {k for k in state if not k.endswith('num_batches_tracked')} == {k.removeprefix('module.') for k in t}
+    assert all(torch.equal(state[k.removeprefix('module.')].cpu(), v.float()) for k, v in t.items())
+    x, texts = torch.randn(2, 16, generator=torch.Generator().manual_seed(1)), ['is red', 'has two dogs']
+    q = torch.as_tensor(method.encode_query(x, texts))
+    assert torch.allclose(q.cpu(), combined(tensors(shapes), x, torch.as_tensor(b.encode_text(texts)).cpu()), atol=1e-5)

@@ -213,6 +213,30 @@ def test_a_table_of_captions_keeps_images_and_splits(tmp_path):
         read_captions(text_file(tmp_path / 'other.tsv', ['Prompt\tCategory\tChallenge\tNote'] * 3))
 
 
+ADDRESSES = [  # as in the file of Conceptual Captions, and as other writers spell them
+    'http://images.example.org/a/red-cup.jpg',
+    'https://example.org/?id=7&size=large',
+    'HTTP://EXAMPLE.ORG/SNOW.JPG',
+    'Https://example.org/hat.png',
+    'ftp://example.org/table.gif',
+    '//cdn.example.org/car.jpg',
+]
+
+
+@pytest.mark.parametrize('name', ['Train_GCC-training.tsv', 'cc3m.txt', 'cc3m.txt.gz'])
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+def test_the_official_file_of_conceptual_captions(tmp_path, name, end):
+    "A caption, a tab and an address in a line: no address becomes a word, and no caption is lost."
+    texts = world_texts(6)
+    data = ''.join(f'{text}\t{address}{end}' for text, address in zip(texts, ADDRESSES)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('gz') else data)
+    rows, skipped = read_captions(tmp_path / name)
+    assert rows == [(str(n), 'train', text) for n, text in enumerate(texts, 1)] and not skipped.counts()
+    plain = text_file(tmp_path / 'plain.txt', texts)
+    found, alone = (read_relations(relation_shards(p, 'world', processes=1)) for p in (tmp_path / name, plain))
+    assert len(found) and found.equals(alone)
+
+
 def test_no_relation_at_all_gives_an_empty_table_with_all_columns(tmp_path):
     folder = relation_shards(text_file(tmp_path / 'c.txt', ['a car', 'red', 'a ball']), 'world', processes=1)
     table = read_relations(folder)

@@ -472,6 +472,24 @@ def test_of_two_that_ask_at_once_one_builds(store):
     assert sorted(map(int, (store / 'log').read_text().split())) == list(range(0, 40, 2))
 
 
+# ---- Conceptual Captions
+
+
+@pytest.mark.parametrize('name', ['Train_GCC-training.tsv', 'cc3m.txt.gz'])
+def test_addresses_behind_captions_are_no_words(store, name):
+    "A line of the official file is a caption, a tab and an address."
+    texts = ['a red boat in the snow', 'a cup next to a hat', 'a ball on the sand', 'a red car']
+    addresses = ['http://example.org/a.jpg', 'HTTP://EXAMPLE.ORG/B.JPG', 'Https://example.org/c', '//example.org/d.png']
+    data = ''.join(f'{text}\t{address}\n' for text, address in zip(texts, addresses)).encode()
+    (store / name).write_bytes(gzip.compress(data) if name.endswith('gz') else data)
+    (store / 'plain.txt').write_text('\n'.join(texts) + '\n')
+    c, plain = (Corpus(corpus_folder(store / n, 'world', processes=1)) for n in (name, 'plain.txt'))
+    assert [words(c.whole([i])[0]) for i in range(len(c))] == texts
+    for masking in MASKINGS:
+        masked, alone = (x.masked(range(4), masking, np.random.default_rng(0)) for x in (c, plain))
+        assert torch.equal(masked, alone) and 'example' not in ' '.join(map(words, masked))
+
+
 # ---- memory
 
 
