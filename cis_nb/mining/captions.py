@@ -8,9 +8,11 @@ __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_R
            'compound_tokens', 'noun_head', 'Entity', 'chunk_words', 'find_entities', 'conjuncts', 'child_by_dep',
            'passive_agent', 'nominal_subject', 'participle_subject', 'relative_subject', 'passive_subject',
            'existential_subject', 'shared_subject', 'find_subject', 'direct_relation', 'passive_relation',
-           'reduced_passive_relation', 'attachment_noun', 'published_phrasal_verbs', 'published_prepositions',
-           'compound_preposition', 'is_phrasal', 'joins_previous_word', 'prepositional_relation', 'rules_for_label',
-           'Relation', 'find_triples', 'entity_of_token', 'extract_relations', 'find_attributes', 'keyword_spans',
+           'reduced_passive_relation', 'attachment_noun', 'compound_preposition', 'is_phrasal', 'joins_previous_word',
+           'prepositional_relation', 'rules_for_label', 'Relation', 'find_triples', 'entity_of_token', 'own_relations',
+           'published_phrasal_verbs', 'published_prepositions', 'published_subjects', 'published_head',
+           'published_entities', 'published_phrase', 'is_published_phrasal', 'published_attachment',
+           'published_relation', 'published_relations', 'extract_relations', 'find_attributes', 'keyword_spans',
            'truncate_caption', 'split_columns', 'SkipCounter', 'read_caption_lines', 'iterate_captions',
            'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'map_in_order', 'is_complete_shard',
            'relation_shards', 'read_shards', 'read_relations', 'parse_expected', 'annotated_captions',
@@ -218,8 +220,7 @@ def attachment_noun(token, rules):
         return token
     if token.pos_ in ('VERB', 'AUX') or token.dep_ == 'acl':
         return find_subject(token, rules)
-    modifier = rules != 'published' or token.dep_ in ('amod', 'advmod')
-    if token.pos_ in ('ADJ', 'ADV', 'ADP') and token.head.i != token.i and modifier:
+    if token.pos_ in ('ADJ', 'ADV', 'ADP') and token.head.i != token.i:
         return attachment_noun(token.head, rules)
     return None
 
@@ -256,87 +257,28 @@ _PHRASAL_VERBS = {  # preposition: forms of verbs that make a phrasal verb with 
     'in': 'covered',
 }
 PHRASAL_VERBS = {preposition: frozenset(forms.split()) for preposition, forms in _PHRASAL_VERBS.items()}
-_IRREGULAR = (  # verb, past, participle of verbs in the published list
-    'be was been|be were being|be is are|be am are|beat beat beaten|bear bore borne|bend bent bent|blow blew blown|'
-    'break broke broken|bring brought brought|buy bought bought|build built built|burn burnt burnt|cast cast cast|'
-    'catch caught caught|choose chose chosen|come came come|creep crept crept|deal dealt dealt|dig dug dug|do did done|'
-    'do does done|draw drew drawn|dream dreamt dreamt|drink drank drunk|drive drove driven|dwell dwelt dwelt|'
-    'eat ate eaten|fall fell fallen|feed fed fed|feel felt felt|fight fought fought|find found found|fly flew flown|'
-    'freeze froze frozen|get got gotten|give gave given|go went gone|go goes gone|grind ground ground|grow grew grown|'
-    'hang hung hung|have had has|hold held held|keep kept kept|lay laid laid|lead led led|lean leant leant|'
-    'leave left left|let let let|lie lay lain|light lit lit|lose lost lost|make made made|meet met met|pay paid paid|'
-    'read read read|ride rode ridden|ring rang rung|run ran run|see saw seen|sell sold sold|send sent sent|'
-    'shake shook shaken|shoot shot shot|show showed shown|sink sank sunk|sit sat sat|sleep slept slept|'
-    'speak spoke spoken|'
-    'spit spat spat|stand stood stood|stick stuck stuck|strike struck struck|swear swore sworn|sweep swept swept|'
-    'swing swung swung|take took taken|tear tore torn|tell told told|think thought thought|throw threw thrown|'
-    'wake woke woken|wear wore worn|write wrote written'
-)
-
-
-def _regular_forms(verb: str) -> set:
-    "A verb with its regular endings."
-    short = re.fullmatch('[^aeiou]*[aeiou][^aeiouwxy]', verb)  # 'sit': the last letter is doubled
-    stem = verb + verb[-1] if short else verb
-    if verb.endswith('e') and not verb.endswith('ee'):
-        return {verb, verb + 's', verb + 'd', (verb[:-2] + 'y' if verb.endswith('ie') else verb[:-1]) + 'ing'}
-    if re.search('[^aeiou]y$', verb):
-        return {verb, verb[:-1] + 'ies', verb[:-1] + 'ied', verb + 'ing'}
-    return {verb, verb + ('es' if re.search('(s|x|z|ch|sh|o)$', verb) else 's'), stem + 'ed', stem + 'ing'}
-
-# %% ../../nbs/03_mining/01_captions.ipynb #dc5372d0
-def _asset_lines(name: str) -> list:
-    "The lines of a list that is shipped, comments aside."
-    path = Path(cis_nb.__file__).resolve().parent / 'assets' / name
-    return [line for line in path.read_text(encoding='utf-8').splitlines() if not line.startswith('#')]
-
-
-@lru_cache(maxsize=1)
-def published_phrasal_verbs() -> frozenset:
-    "'sits on', 'sitting on', … of the published list, whose entries are lemmas."
-    irregular = [forms.split() for forms in _IRREGULAR.split('|')]
-    found = set()
-    for entry in _asset_lines('phrasal_verbs.txt'):
-        verb, _, rest = entry.partition(' ')
-        forms = _regular_forms(verb).union(*(row for row in irregular if row[0] == verb))
-        found |= {f'{form} {rest}' for form in forms}
-    return frozenset(found)
-
-# %% ../../nbs/03_mining/01_captions.ipynb #013261b7
-@lru_cache(maxsize=1)
-def published_prepositions() -> frozenset:
-    "'in front of', … of the published list."
-    return frozenset(_asset_lines('phrasal_prepositions.txt'))
 
 # %% ../../nbs/03_mining/01_captions.ipynb #a2067feb
-def compound_preposition(prep, rules='own') -> str:
+def compound_preposition(prep) -> str:
     "'in front of', if this is its 'of'; else ''."
     inner = prep.head
-    if rules == 'published':
-        text = prep.doc[inner.head.i : prep.i + 1].text if inner.dep_ == 'pobj' else ''
-        return text if text.lower() in published_prepositions() else ''
     if prep.lower_ != 'of' or inner.dep_ != 'pobj' or not inner.head.i < inner.i < prep.i:
         return ''
     return m[0] if (m := COMPOUND_PREPOSITION.fullmatch(prep.doc[inner.head.i : prep.i + 1].text)) else ''
 
 
-def is_phrasal(verb, prep, rules='own') -> bool:
+def is_phrasal(verb, prep) -> bool:
     "Does a verb make a phrasal verb with the preposition that follows it?"
-    if rules == 'published':
-        return f'{verb.lower_} {prep.lower_}' in published_phrasal_verbs()
     return verb.lower_ in PHRASAL_VERBS.get(prep.lower_, ())
 
 # %% ../../nbs/03_mining/01_captions.ipynb #614cbdaa
-def joins_previous_word(prep, rules='own') -> bool:
+def joins_previous_word(prep) -> bool:
     "Does the preposition make one predicate with the word before it?"
     before, on = prep.nbor(-1) if prep.i else prep, prep.head
-    if rules == 'published':
-        phrasal = on.pos_ == 'VERB' and is_phrasal(on, prep, rules)
-        return before.i == on.i and (phrasal or on.dep_ in ('amod', 'advmod'))
     if before.i != on.i:
         return before.head.i == on.i and before.lower_ in ('next', 'close', 'away', 'far')
     joined = on.pos_ in ('ADJ', 'ADV', 'ADP') and on.dep_ != 'pobj'  # 'full of', but not 'next to each other in'
-    return joined or on.pos_ == 'VERB' and is_phrasal(on, prep, rules)
+    return joined or on.pos_ == 'VERB' and is_phrasal(on, prep)
 
 
 def prepositional_relation(noun, rules):
@@ -344,10 +286,9 @@ def prepositional_relation(noun, rules):
     prep = noun.head
     if noun.dep_ != 'pobj' or prep.dep_ == 'agent':
         return []
-    if text := compound_preposition(prep, rules):
-        on = prep.head.head.head
-        return [(on if rules == 'published' else attachment_noun(on, rules), text, noun)]
-    text = prep.doc[prep.i - 1 : prep.i + 1].text if joins_previous_word(prep, rules) else prep.text
+    if text := compound_preposition(prep):
+        return [(attachment_noun(prep.head.head.head, rules), text, noun)]
+    text = prep.doc[prep.i - 1 : prep.i + 1].text if joins_previous_word(prep) else prep.text
     return [(attachment_noun(prep.head, rules), text, noun)]
 
 # %% ../../nbs/03_mining/01_captions.ipynb #b4a27f8d
@@ -386,22 +327,155 @@ def find_triples(nouns, rules):
                     yield from ((a, text, b) for a in conjuncts(s) for b in conjuncts(o) if a.i != b.i)
 
 # %% ../../nbs/03_mining/01_captions.ipynb #38e9ec46
-def entity_of_token(words, found, rules='own') -> dict:
-    "Place of a word -> the entity whose chunk it is in, without the inner nouns of phrases."
-    inner = {t.head.i for t in words if t.lower_ in ('of', 'to') and compound_preposition(t, rules)}
+def entity_of_token(found, inner: set) -> dict:
+    "Place of a word -> the entity whose chunk it is in; `inner`: places of the inner nouns of phrases, left out."
     return {i: e for e in found if e.root not in inner for i in range(e.start, e.end)}
 
 
-def extract_relations(doc, attributes=False, rules='own') -> list:
-    "The relations of a parsed caption."
+def own_relations(doc, rules) -> tuple:  # place of a word -> entity, triples as by `find_triples`
+    "Entities and triples by the rules `own` or `wider`."
     words = list(doc)
     found = find_entities(doc, words)
-    owner = entity_of_token(words, found, rules)
-    rows = [
-        (owner[s.i], text, owner[o.i])
-        for s, text, o in find_triples([words[e.root] for e in found], rules)
-        if s.i in owner and o.i in owner
-    ]
+    inner = {t.head.i for t in words if t.lower_ == 'of' and compound_preposition(t)}
+    return entity_of_token(found, inner), find_triples([words[e.root] for e in found], rules)
+
+# %% ../../nbs/03_mining/01_captions.ipynb #d59fddd4
+_IRREGULAR = (  # verb, other forms that have no regular ending, of verbs in the published list
+    'be was been|be were being|be is are|be am are|beat beat beaten|bear bore borne|bend bent bent|blow blew blown|'
+    'break broke broken|bring brought brought|buy bought bought|build built built|burn burnt burnt|cast cast cast|'
+    'catch caught caught|choose chose chosen|come came come|creep crept crept|deal dealt dealt|dig dug dug|do did done|'
+    'do does done|draw drew drawn|dream dreamt dreamt|drink drank drunk|drive drove driven|dwell dwelt dwelt|'
+    'eat ate eaten|fall fell fallen|feed fed fed|feel felt felt|fight fought fought|find found found|fly flew flown|'
+    'freeze froze frozen|get got gotten|give gave given|go went gone|go goes gone|grind ground ground|grow grew grown|'
+    'hang hung hung|have had has|hold held held|keep kept kept|lay laid laid|lead led led|lean leant leant|'
+    'leave left left|let let let|lie lay lain|light lit lit|lose lost lost|make made made|meet met met|pay paid paid|'
+    'read read read|ride rode ridden|ring rang rung|run ran run|see saw seen|sell sold sold|send sent sent|'
+    'shake shook shaken|shoot shot shot|show showed shown|sink sank sunk|sit sat sat|sleep slept slept|'
+    'speak spoke spoken|'
+    'spit spat spat|stand stood stood|stick stuck stuck|strike struck struck|swear swore sworn|sweep swept swept|'
+    'swing swung swung|take took taken|tear tore torn|tell told told|think thought thought|throw threw thrown|'
+    'wake woke woken|wear wore worn|write wrote written|bear born|cancel cancelled cancelling|dive dove|eye eyeing|'
+    'gnaw gnawn|magic magicked magicking|occur occurred occurring|pencil pencilled pencilling|plead pled|shave shaven|'
+    'sink sunken|spell spelt|spoil spoilt|string strung|wind wound|work wrought'
+)
+
+
+def _regular_forms(verb: str) -> set:
+    "A verb with its regular endings."
+    short = re.fullmatch('[^aeiou]*[aeiou][^aeiouwxy]', verb)  # 'sit': the last letter is doubled
+    stem = verb + verb[-1] if short else verb
+    if verb.endswith('e'):
+        stem = verb if verb.endswith('ee') else verb[:-2] + 'y' if verb.endswith('ie') else verb[:-1]
+        return {verb, verb + 's', verb + 'd', stem + 'ing'}
+    if re.search('[^aeiou]y$', verb):
+        return {verb, verb[:-1] + 'ies', verb[:-1] + 'ied', verb + 'ing'}
+    return {verb, verb + ('es' if re.search('(s|x|z|ch|sh|o)$', verb) else 's'), stem + 'ed', stem + 'ing'}
+
+# %% ../../nbs/03_mining/01_captions.ipynb #c96de04c
+def _asset_lines(name: str) -> list:
+    "The lines of a list that is shipped, comments aside."
+    path = Path(cis_nb.__file__).resolve().parent / 'assets' / name
+    return [line for line in path.read_text(encoding='utf-8').splitlines() if not line.startswith('#')]
+
+
+@lru_cache(maxsize=1)
+def published_phrasal_verbs() -> frozenset:
+    "'sits on', 'sitting on', … of the published list, whose entries are lemmas."
+    irregular = [forms.split() for forms in _IRREGULAR.split('|')]
+    found = set()
+    for entry in _asset_lines('phrasal_verbs.txt'):
+        verb, _, rest = entry.partition(' ')
+        forms = _regular_forms(verb).union(*(row for row in irregular if row[0] == verb))
+        found |= {f'{form} {rest}' for form in forms}
+    return frozenset(found)
+
+# %% ../../nbs/03_mining/01_captions.ipynb #47841618
+@lru_cache(maxsize=1)
+def published_prepositions() -> frozenset:
+    "'in front of', … of the published list."
+    return frozenset(_asset_lines('phrasal_prepositions.txt'))
+
+# %% ../../nbs/03_mining/01_captions.ipynb #82e64de5
+def published_subjects(doc) -> dict:
+    "Place of a verb -> its subject; where a verb has several, the last in the sentence."
+    subjects = {}
+    for t in doc:
+        if t.dep_ == 'nsubj':
+            subjects[t.head.i] = t
+        elif t.dep_ == 'acl':
+            subjects[t.i] = t.head
+        elif t.dep_ == 'pobj' and t.head.dep_ == 'agent' and t.head.head.pos_ == 'VERB':
+            subjects[t.head.head.i] = t
+    return subjects
+
+
+def published_head(noun) -> str:
+    "The noun with its own compounds, each put in front of those before it."
+    return ' '.join([*[c.text for c in noun.children if c.dep_ == 'compound'][::-1], noun.text])
+
+
+def published_entities(doc) -> list:
+    "All noun chunks, pronouns too."
+    words = list(doc)
+    heads = [(c, published_head(c.root)) for c in doc.noun_chunks]
+    return [Entity(c.root.i, c.start, c.end, h, chunk_words(words[c.start : c.end], c.root) or h) for c, h in heads]
+
+# %% ../../nbs/03_mining/01_captions.ipynb #0516f81d
+def published_phrase(prep) -> str:
+    "'in front of', … of the published list, if this is its last word; else ''."
+    inner = prep.head
+    text = prep.doc[inner.head.i : prep.i + 1].text if inner.dep_ == 'pobj' else ''
+    return text if text.lower() in published_prepositions() else ''
+
+
+def is_published_phrasal(verb, prep) -> bool:
+    "Is a verb with the preposition that follows it in the published list? *lay* in the past is a form of *lie*."
+    joined = verb.pos_ == 'VERB' and verb.i + 1 == prep.i and (verb.lower_, verb.tag_) != ('lay', 'VBD')
+    return joined and f'{verb.lower_} {prep.lower_}' in published_phrasal_verbs()
+
+
+def published_attachment(prep, subjects: dict) -> tuple:
+    "What a preposition puts its noun in relation to, or None, and the words for it."
+    on = prep.head
+    if (on.pos_ == 'VERB' or on.dep_ == 'acl') and on.i in subjects:
+        return subjects[on.i], f'{on.text} {prep.text}' if is_published_phrasal(on, prep) else prep.text
+    if text := published_phrase(prep):
+        return on.head.head, text
+    if on.pos_ == 'NOUN':
+        return on, prep.text
+    if on.dep_ in ('amod', 'advmod'):
+        verb_subject = subjects.get(on.head.i) if on.head.pos_ == 'VERB' else None
+        return on.head if on.head.pos_ == 'NOUN' else verb_subject, f'{on.text} {prep.text}'
+    return None, ''
+
+# %% ../../nbs/03_mining/01_captions.ipynb #b55b3d8a
+def published_relation(noun, subjects: dict) -> tuple:
+    "What an object is in relation to, or None, and the predicate."
+    if noun.dep_ in ('dobj', 'attr', 'nsubjpass'):
+        return subjects.get(noun.head.i), noun.head.text
+    found = noun.dep_ == 'pobj' and noun.head.dep_ != 'agent'
+    return published_attachment(noun.head, subjects) if found else (None, '')
+
+
+def _with_conjuncts(noun) -> list:
+    return [noun, *(c for c in noun.children if c.dep_ == 'conj')]
+
+
+def published_relations(doc) -> tuple:  # place of a word -> entity, triples as by `find_triples`
+    "Entities and triples by the rules `published`."
+    found, subjects = published_entities(doc), published_subjects(doc)
+    objects = [doc[e.root] for e in found]
+    inner = {o.head.head.i for o in objects if o.dep_ == 'pobj' and published_phrase(o.head)}
+    related = [(*published_relation(o, subjects), o) for o in objects]
+    pairs = [(s, text, o) for s, text, o in related if s is not None]
+    triples = [(a, text, b) for s, text, o in pairs for a in _with_conjuncts(s) for b in _with_conjuncts(o)]
+    return entity_of_token(found, inner), triples
+
+# %% ../../nbs/03_mining/01_captions.ipynb #c5022177
+def extract_relations(doc, attributes=False, rules='own') -> list:
+    "The relations of a parsed caption."
+    owner, triples = published_relations(doc) if rules == 'published' else own_relations(doc, rules)
+    rows = [(owner[s.i], text, owner[o.i]) for s, text, o in triples if s.i in owner and o.i in owner]
     rows = [Relation(s.head, text, o.head, s.words, o.words) for s, text, o in dict.fromkeys(rows)]
     if attributes:
         rows += [
