@@ -87,7 +87,9 @@ def _drawn(c: RelationCorpus, split, n, seed, captions, attributes, **how):
 
 
 def sampled_triplets(c: RelationCorpus, p: CombinerConfig, split: str = 'train', n: int = None) -> pd.DataFrame:
-    "Triplets as a variant wants them."
+    "Triplets as a variant wants them; `ValueError` for other rules or ratings than those of the corpus."
+    if (p.rules, p.ratings) != ('own', 'auto'):
+        raise ValueError(f"a corpus has rules 'own' and ratings 'auto', got {p.rules!r} and {p.ratings!r}")
     return _drawn(c, split, n or p.samples, **{k: getattr(p, k) for k in ('seed', 'captions', 'attributes', *RULE)})
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #38d9bb0a

@@ -509,6 +509,10 @@ class CombinerConfig(TrainingConfig):
     captions: Literal['first', 'all'] = Field('first', description='captions of an image that are mined')
     parser: str = Field('auto', description='auto, world, or a spaCy pipeline')
     attributes: bool = Field(False, description='mine attributes as well as relations')
+    rules: Literal['own', 'published', 'wider'] = Field('own', description='rules that make relations of captions')
+    ratings: Literal['auto', 'literal'] = Field(
+        'auto', description='ratings of concreteness; literal: with the plurals of the published program'
+    )
     filter: Literal['six', 'four', 'relation', 'none'] = Field(
         'six', description='words of a triplet that must be concrete'
     )
@@ -563,7 +567,7 @@ def triplet_folder(c: CombinerConfig) -> Path:
         seed=c.seed,
         n_val=c.val_samples,
         parser=parser_for(c.data, c.parser),
-        **{k: getattr(c, k) for k in ('captions', 'attributes', *RULE)},
+        **{k: getattr(c, k) for k in ('captions', 'attributes', 'rules', 'ratings', *RULE)},
     )
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #dc8b3313
@@ -665,7 +669,8 @@ def training_data(c: CombinerConfig, backbone) -> TripletData:
         pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
         folder_images(captions_root(c.data, c.world_images), size),
     )
-    rule = f'{c.filter} {c.threshold}, {c.partner}' + (', attributes' if c.attributes else '')
+    others = {'attributes': c.attributes, f'{c.rules} rules': c.rules != 'own', 'literal ratings': c.ratings != 'auto'}
+    rule = ', '.join([f'{c.filter} {c.threshold}', c.partner, *(name for name, on in others.items() if on)])
     val = held_out(table[table.split == 'val'], images, Path(c.data).name, rule)
     if val is not None:
         tasks['triplets'] = val

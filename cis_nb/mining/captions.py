@@ -733,6 +733,7 @@ def relation_shards(
 ) -> Path:
     "The folder with the relations of all captions below `root` (GeneCIS, Sec. 5.2); made once, resumed after a kill."
     one_of('captions', captions, CAPTION_CHOICES)
+    one_of('rules', rules, SUBJECT_RULES)
     place = data_root(root, files=True)
 
     def rows(skipped):

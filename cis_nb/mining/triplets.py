@@ -436,13 +436,14 @@ def mine_triplets(
     parser: str = 'auto',
     n_val: int = 0,  # samples from images of the validation split
     ratings: str = 'auto',  # see `concreteness`; auto is the world's with the world's parser
+    rules: str = 'own',  # or 'published', 'wider'; see `relation_shards`
     **kw,  # lookup, candidates, modifiers, literal of `sample_triplets`
 ) -> Path:
     "The store folder with the triplets of a data set: triplets.parquet and counts.json (GeneCIS, Sec. 5.2)."
     from cis_nb.mining.captions import read_relations, relation_shards
 
     _checked(range(1), n, filter, threshold, kw.get('lookup', 'exact'), partner)
-    folder = relation_shards(root, parser, captions=captions, attributes=attributes)
+    folder = relation_shards(root, parser, captions=captions, attributes=attributes, rules=rules)
     rated = concreteness(parser if ratings == 'auto' and parser in WRITTEN_RATINGS else ratings)
     kw = dict(filter=filter, threshold=threshold, partner=partner, **kw)
     wanted = dict(train=n, val=n_val) if n_val else dict(train=n)

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from PIL import Image
 from published_files import COMBINER, clip_tensors, tensors, use_small_rn50x4
+from projects import ROOT
 from safetensors.torch import load_file, save_file
 from cis_nb import train as T
 from cis_nb.data.roots import cirr_root
@@ -372,8 +374,27 @@ def test_how_triplets_are_drawn_is_asked_for_by_the_training():
         return C.triplet_folder(p.model_copy(update=change))
 
     assert folder(lookup='words') != folder() != folder(literal=True)
+    given = dict(method='combiner', world_images=60, samples=80, val_samples=1, captions='all')
+    assert (
+        C.triplet_folder(T.settings(given)) == folder() != C.triplet_folder(T.settings(given | dict(rules='published')))
+    )
     with pytest.raises(ValueError, match="lookup: 'lemma' is none of exact, words"):
         folder(lookup='lemma')
+
+
+def test_published_rules_and_ratings_reach_the_training(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(C, 'mine_triplets', lambda root, n, **how: asked.update(how))
+    C.triplet_folder(T.settings(dict(method='combiner', rules='published', ratings='literal')))
+    assert (asked['rules'], asked['ratings']) == ('published', 'literal')
+    C.triplet_folder(T.settings(dict(method='combiner')))
+    assert (asked['rules'], asked['ratings']) == ('own', 'auto')
+    for backbone in ('rn50x4', 'vit_b16'):
+        paper = yaml.safe_load((ROOT / f'params/paper/05_train.combiner.{backbone}.yaml').read_text())
+        config = T.settings(paper)
+        assert (config.rules, config.ratings) == ('published', 'literal')
+    with pytest.raises(ValueError, match="rules: 'other' is not allowed"):
+        T.settings(dict(method='combiner', rules='other'))
 
 
 def test_cirr_lies_in_the_folder_or_beside_the_other_data_and_an_error_names_both(tmp_path, monkeypatch):

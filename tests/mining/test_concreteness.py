@@ -3,6 +3,8 @@
 import pytest
 from projects import DATA, needs_data
 from cis_nb.mining import concreteness as C
+from cis_nb.mining.captions import read_relations, relation_shards
+from cis_nb.mining.triplets import sample_triplets
 
 HEAD = 'Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos\r\n'
 
@@ -97,3 +99,21 @@ def test_literal_plurals_overwrite_as_many_ratings_as_in_the_published_program()
     assert {w: literal[w] for w in ('dog', 'sky', 'shorts')} == dict(dog=5.0, sky=4.83, shorts=3.61)
     assert {w: words[w] for w in ('dog', 'sky', 'shorts')} == dict(dog=4.85, sky=4.45, shorts=4.82)
     assert C.concreteness('literal')['dog'] == 5.0 and C.concreteness()['dog'] == 4.85
+
+
+@needs_data('flickr8k', 'concreteness', 'spacy_en_ewt_clear_sm')
+def test_literal_ratings_move_as_many_mentions_and_triplets_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    parser = str(DATA / 'spacy_en_ewt_clear_sm')
+    relations = read_relations(relation_shards('flickr8k', parser, limit=1500, processes=1))
+    sides = dict(mentions=['subject', 'object'], subjects=['subject'], objects=['object'])
+    share, triplets = {}, []
+    for name, columns in sides.items():
+        heads = relations[columns].to_numpy().ravel()
+        auto, literal = (C.rate_heads(heads, C.concreteness(r)) for r in ('auto', 'literal'))
+        share[name] = 100 * (auto != literal).mean()
+    for ratings in ('auto', 'literal'):
+        found, _ = sample_triplets(relations, 2000, 0, C.concreteness(ratings))
+        triplets.append({*found[['reference', 'target', 'distractor']].itertuples(index=False, name=None)})
+    assert share == pytest.approx(dict(mentions=17.7, subjects=22.0, objects=13.4), abs=0.3)
+    assert 100 * len(triplets[0] - triplets[1]) / len(triplets[0]) == pytest.approx(26.1, abs=1)

@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
+from projects import needs_data
 from cis_nb.mining import triplets as T
-from cis_nb.mining.concreteness import FILTERS
+from cis_nb.mining.captions import read_shards
+from cis_nb.mining.concreteness import FILTERS, world_ratings
 
 quick = settings(max_examples=25, deadline=None)
 RATINGS = {f's{i}': 5.0 for i in range(6)} | {f'o{i}': (5.0, 4.9, 4.8, 4.7, 3.0, 1.0)[i] for i in range(6)}
@@ -266,6 +268,34 @@ def test_a_small_validation_split_costs_no_training_triplets(tmp_path, monkeypat
     )
     with pytest.raises(ValueError, match='filter: .seven. is none of'):
         T.mine_triplets(tmp_path / 'photos', 100, filter='seven', parser='world')
+
+
+@pytest.mark.e2e
+def test_published_rules_and_ratings_reach_the_triplets(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    root, asked = said(tmp_path / 'photos'), []
+
+    def mined(**change):
+        return T.mine_triplets(root, 20, captions='all', parser='world', **change)
+
+    monkeypatch.setattr(T, 'concreteness', lambda source: asked.append(source) or world_ratings())
+    _, relations, counts = T.read_triplets(mined(rules='published', ratings='literal'))
+    source = tmp_path / 'store' / counts['relation_folder']
+    assert read_shards(source)['rules'] == 'published' and len(relations) and asked == ['literal']
+    assert mined() == mined(rules='own') != mined(rules='published')
+    with pytest.raises(ValueError, match="rules: 'other' is none of published, own, wider"):
+        mined(rules='other')
+
+
+@pytest.mark.e2e
+@needs_data('concreteness')
+def test_literal_ratings_give_other_triplets(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    root = said(tmp_path / 'photos')
+    own, literal = (
+        T.mine_triplets(root, 20, captions='all', parser='world', ratings=r, filter='none') for r in ('auto', 'literal')
+    )
+    assert own != literal and T.read_triplets(own)[2]['relations'] == T.read_triplets(literal)[2]['relations']
 
 
 # ---- speed
