@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from cis_nb.core.report import finish, peak_memory_bytes, progress
+from cis_nb.core.store import StorageFault
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +55,9 @@ def test_receipt_arrives_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, 'fsync', full)
     before = (tmp_path / 'r' / 'receipt.json').read_text()
-    with pytest.raises(OSError):
+    with pytest.raises(StorageFault, match='disk full while writing the receipt .* set CIS_STORE') as e:
         finish({}, 'again')
+    assert e.value.errno == errno.ENOSPC
     assert (tmp_path / 'r' / 'receipt.json').read_text() == before
 
 

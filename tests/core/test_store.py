@@ -302,6 +302,16 @@ def namespaces() -> bool:
     return bool(shutil.which('unshare')) and subprocess.run(command, capture_output=True).returncode == 0
 
 
+def alone(folder, mount: str, code: str, *arguments) -> str:
+    "What a program prints in a process that has its own mounts; `mount` is a shell's line with `folder` as $0."
+    command = ['unshare', '-rm', 'sh', '-c', mount, str(folder), sys.executable, '-c', code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+SMALL_DISK = 'mount -t tmpfs -o size=256k none "$0" && exec "$@"'
+
+
 @pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
 def test_read_only_disk(store):
     "What was finished stays usable, new work ends with the remedy: a real file system without the right to write."
@@ -317,6 +327,80 @@ def test_read_only_disk(store):
     new = said(1, *read_only)
     assert f'disk is read-only while building {store}' in new and 'set CIS_STORE' in new
     assert new.startswith(f'StorageFault {errno.EROFS}')
+
+
+TEMPORARY = """
+import os, sys, tempfile
+from cis_nb.core.store import fresh_pool, temporary_folder
+
+def large(folder):
+    (folder / 'x').write_bytes(bytes(1 << 20))
+
+try:
+    if sys.argv[1] == 'chosen before':  # the disk has become read-only since, or full
+        tempfile.tempdir = os.environ['TMPDIR']
+    else:
+        tempfile._candidate_tempdir_list = lambda: [os.environ['TMPDIR']]
+    if sys.argv[2] == 'pool':
+        fresh_pool(1)
+    else:
+        with temporary_folder('example') as folder:
+            large(folder)
+    print('done')
+except OSError as e:
+    print(type(e).__name__, e.errno, e)
+"""
+
+
+@pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
+@pytest.mark.parametrize('what', ['folder', 'pool'])
+@pytest.mark.parametrize('moment', ['chosen before', 'chosen now'])
+def test_read_only_temporary_files(tmp_path, monkeypatch, what, moment):
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    said = alone(tmp_path, mounted, TEMPORARY, moment, what)
+    assert said.startswith(f'StorageFault {errno.EROFS}') and 'or TMPDIR (temporary files) to a folder' in said
+    assert ('disk is read-only while using temporary files' if 'before' in moment else 'No usable temporary') in said
+    assert alone(tmp_path, 'exec "$@"', TEMPORARY, moment, 'folder') == 'done\n'
+
+
+@pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
+def test_full_disk_of_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    said = alone(tmp_path, SMALL_DISK, TEMPORARY, 'chosen now', 'folder')
+    assert said.startswith(f'StorageFault {errno.ENOSPC}') and 'disk full while using temporary files' in said
+
+
+CHECKPOINTS = """
+import os
+from pathlib import Path
+import torch
+from cis_nb.core.store import stored
+from cis_nb.training.checkpoints import last_checkpoint, load_checkpoint, save_checkpoint
+
+def build(folder):
+    for step, width in enumerate((4, 400)):
+        net = torch.nn.Linear(width, width)
+        optimizer = torch.optim.SGD(net.parameters())
+        save_checkpoint(folder, dict(net=net), optimizer, dict(step=step))
+
+try:
+    stored('runs', 'x', {}, build, resume=True)
+except OSError as e:
+    print(type(e).__name__, e.errno, e)
+net = torch.nn.Linear(4, 4)
+(left,) = Path(os.environ['CIS_STORE']).glob('runs/.partial-*')
+print(load_checkpoint(last_checkpoint(left), dict(net=net), torch.optim.SGD(net.parameters())))
+"""
+
+
+@pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
+def test_full_disk_in_a_checkpoint(store):
+    "The fault is named, and the checkpoint before it stays whole."
+    store.mkdir()
+    said, state = alone(store, SMALL_DISK, CHECKPOINTS).splitlines()
+    assert said.startswith(f'StorageFault {errno.ENOSPC}') and f'disk full while building {store}' in said
+    assert state == "{'step': 0}"
 
 
 def test_full_disk_keeps_what_can_be_resumed(store):
