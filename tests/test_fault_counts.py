@@ -29,13 +29,39 @@ def test_a_file_has_the_counts_of_one_run(tmp_path):
     assert (row.number, row.commit, row.failed) == (4, 'a', 0) and row.date and row.cpu and row.cores
 
 
+def assert_complete(counts: pd.DataFrame):
+    "The counts are of one complete run without failures, of at most 15 minutes."
+    assert set(counts[counts.group == 'kills'].what) == KINDS
+    assert counts.failed.tolist() == [0] * len(counts) and 'changes' not in counts.commit[0]
+    assert (counts.seconds <= 900).all()
+    assert counts[(counts.group == 'kills') & (counts.measure == 'kills')].number.sum() >= 40
+    inputs = counts[counts.group == 'hostile input']
+    cases = inputs[inputs.measure == 'cases'].set_index('what').number
+    outcomes = inputs[inputs.measure != 'cases']
+    assert cases.sum() >= 250 and outcomes.groupby('what').number.sum().to_dict() == cases.to_dict()
+    assert not outcomes[outcomes.measure.isin(['silent', 'raw', 'hang'])].number.sum()
+    assert {'COCO panoptic', 'images', 'weights', 'records', 'parameters'} <= set(cases.index)
+
+
+def made_up(kills=6, cases=50, faulty=0, **about) -> pd.DataFrame:
+    "Counts like those of a complete run."
+    inputs = ['COCO panoptic', 'images', 'weights', 'records', 'parameters']
+    found = [dict(group='kills', what=kind, kills=kills) for kind in sorted(KINDS)]
+    found += [
+        dict(group='hostile input', what=what, cases=cases, raw=faulty) | {'clear error': cases - faulty}
+        for what in inputs
+    ]
+    return count_table(found).assign(**dict(commit='a', seconds=900.0, failed=0) | about)
+
+
+def test_a_complete_run_is_told_from_others():
+    assert_complete(made_up())
+    for other in (dict(kills=5), dict(cases=49), dict(faulty=1), dict(seconds=901), dict(failed=1)):
+        with pytest.raises(AssertionError):
+            assert_complete(made_up(**other))
+
+
 def test_the_shipped_counts_are_of_a_complete_run():
     if not FILE.exists():
         pytest.skip(f'{FILE} is missing: FAULTS_FILE={FILE} make test-faults writes it')
-    counts = pd.read_csv(FILE)
-    assert set(counts[counts.group == 'kills'].what) == KINDS
-    assert counts.failed.tolist() == [0] * len(counts) and 'changes' not in counts.commit[0]
-    cases = counts[counts.measure == 'cases'].set_index('what').number
-    others = counts[(counts.group == 'hostile input') & (counts.measure != 'cases')]
-    assert others.groupby('what').number.sum().to_dict() == cases.to_dict()
-    assert {'COCO panoptic', 'images', 'weights', 'records', 'parameters'} <= set(cases.index)
+    assert_complete(pd.read_csv(FILE))

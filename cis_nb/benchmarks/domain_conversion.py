@@ -9,6 +9,7 @@ __all__ = ['DOMAIN_SOURCE', 'DOMAIN_IMAGES', 'STEP', 'REAL', 'NAMES', 'ASKING', 
            'DomainConversionPlugin', 'with_impossible']
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #1934fb1b
+import os
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -85,7 +86,7 @@ def _list(path: Path) -> pd.DataFrame:  # image, label, domain (a number)
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #230b0458
 def _names(folder: Path) -> dict:  # number -> name
     "The domains' names: those of `domains.txt`, or the official ones."
-    if not (path := folder / 'domains.txt').exists():
+    if not os.path.lexists(path := folder / 'domains.txt'):  # a link that leads nowhere is an error
         return NAMES
     pairs = [(where, *line.partition(' ')[::2]) for where, line in _lines(path)]
     for where, number, name in pairs:

@@ -7,6 +7,7 @@ __all__ = ['MIT_STATES_SOURCE', 'TEST_NOUNS', 'TEXTS', 'States', 'read_states', 
            'drawn', 'load_mitstates', 'mitstates_benchmark', 'MITStatesPlugin']
 
 # %% ../../nbs/02b_benchmarks/05_mit_states.ipynb #be1a97e6
+import os
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -92,7 +93,7 @@ TEST_NOUNS = (
 def nouns_for_test(folder) -> list:
     """The held-out nouns: those of `test_nouns.txt` beside the images, or the official 49.
     ValueError if the file is empty or repeats a noun."""
-    if not (path := Path(folder).parent / 'test_nouns.txt').exists():
+    if not os.path.lexists(path := Path(folder).parent / 'test_nouns.txt'):  # a link that leads nowhere is an error
         return TEST_NOUNS
     nouns = read_text(path).split()
     if not nouns or len(set(nouns)) < len(nouns):

@@ -116,12 +116,12 @@ class BookProgress:
         if not self.seconds:
             return None
         usual, running = sum(self.seconds.values()) / len(self.seconds), self.running()
-        each = {}
+        alone, shared = 0, 0
         for e in self._open():
             spent, _, bar = running.get(e.name, (0, '', 0))
-            each[e] = max(self.seconds.get(e.name, usual) - spent, bar)
-        shared = sum(s * threads(e, self.cores) for e, s in each.items()) / self.cores
-        return max(shared, max(each.values(), default=0))
+            seconds = max(self.seconds.get(e.name, usual) - spent, bar)
+            alone, shared = max(alone, seconds), shared + seconds * threads(e, self.cores) / self.cores
+        return max(shared, alone)
 
     def summary(self) -> str:
         "One line on the whole."

@@ -1,12 +1,19 @@
 "The chapters on a folder of photographs: a small damaged folder, order of experiments, parameters."
 
 import json
+from contextlib import nullcontext
+
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from PIL import Image, ImageDraw
 from projects import receipt_of
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
+from cis_nb.core.experiment_files import notebooks, read_params
 from cis_nb.core.store import project_root
+from cis_nb.mining.parsers import find_parser
+from cis_nb.train import settings, train_or_load
+from cis_nb.world.captions import CLOSEUP_PATTERNS, SCENE_PATTERNS, WorldPairs, caption
 
 
 pytestmark = pytest.mark.usefixtures('store')
@@ -153,3 +160,81 @@ def test_the_one_combiner_is_one_of_the_twelve():
         k: twelve[k] for k in one if k in twelve and k != 'attributes'
     }
     assert (one['warmup'], one['eval_every']) == (twelve['steps'] // 10, twelve['steps'] // 4)
+
+
+# ---- few photographs
+
+TINY = dict(backbone='tiny_xs', device='cpu', steps=2, batch_size=16)
+NETS = dict(samples=20, projection=8, hidden=16)
+TRAININGS = {name: TINY | dict(val_samples=8, warmup=0, eval_every=1, log_every=1) for name in ('photos', 'scratch')}
+TRAININGS |= dict(combiner=TRAININGS['photos'] | NETS | dict(pretrained='default', parser='world'))
+PAGES = {
+    '06_evaluation/photos': dict(backbone='tiny_xs', device='cpu', shown_queries=2, index_sizes=[100]),
+    '06_evaluation/photos_combiner': TINY | NETS | dict(val_samples=10, queries=20, seeds=[0]),
+    '06_evaluation/photos_lincir': TINY | dict(queries=20, width=8, seeds=[0]),
+    '03_mining/03_triplets': dict(n=30, n_val=10, captions='all', attributes=False),
+    '03_mining/01_captions': dict(more=[]),
+}
+RUNS_ON = {  # the fewest of 5, 20 and 140 photographs on which each of them runs
+    'photos': 5,
+    'scratch': 5,
+    'combiner': 140,
+    '06_evaluation/photos': 5,
+    '06_evaluation/photos_combiner': 140,
+    '06_evaluation/photos_lincir': 140,
+    '03_mining/03_triplets': 140,
+    '03_mining/01_captions': 5,
+}
+TOO_FEW = r'(no subject is seen in 5 images .* are too few|there are no held-out triplets).*; use more images'
+
+
+def captioned(root, n):
+    "Photographs without a split, each with five captions of the world."
+    root.mkdir()
+    pairs, lines = WorldPairs(5 * n, 5, 'val'), []
+    for i in range(n):
+        Image.new('RGB', (80, 60), (i * 37 % 255, i * 91 % 255, i * 13 % 255)).save(root / f'{i:03}.jpg')
+        items = [pairs.item(5 * i + k) for k in range(5)]
+        texts = [
+            caption(
+                s, pairs.random(5 * i + k, 9), s.things[j], m, SCENE_PATTERNS if kind == 'scene' else CLOSEUP_PATTERNS
+            )
+            for k, (kind, s, j, m) in enumerate(items)
+        ]
+        lines.append(json.dumps(dict(image=f'{i:03}.jpg', captions=texts)))
+    (root / 'captions.jsonl').write_text('\n'.join(lines))
+    return root
+
+
+def run_cells(page, given):
+    "Run the code cells of a page in this process, with other parameters."
+    space = {'__name__': '__main__'}
+    for cell in json.loads(notebooks()[page].read_text())['cells']:
+        if cell['cell_type'] == 'code':
+            exec(compile(''.join(cell['source']), page, 'exec'), space)
+            space |= given if 'parameters' in cell['metadata'].get('tags', []) else {}
+
+
+def train_on(name, data):
+    params = read_params(project_root() / 'params' / 'photos' / f'05_train.{name}.yaml')
+    train_or_load(settings(params | TRAININGS[name] | dict(data=data)))
+
+
+@pytest.mark.e2e
+@pytest.mark.data
+@pytest.mark.parametrize('n', [5, 20, 140])
+@pytest.mark.parametrize('name', RUNS_ON)
+def test_few_photographs_are_enough_or_are_said_to_be_too_few(tmp_path, monkeypatch, name, n):
+    try:
+        find_parser()
+    except OSError:
+        pytest.skip('no English spaCy pipeline is installed and CIS_DATA has none')
+    monkeypatch.setattr(plt, 'show', plt.close)
+    monkeypatch.setenv('CIS_REPORT', str(tmp_path / 'report'))
+    monkeypatch.setenv('CIS_EXPERIMENT', name)
+    (tmp_path / 'report').mkdir()
+    data = str(captioned(tmp_path / 'pictures', n))
+    expected = nullcontext() if n >= RUNS_ON[name] else pytest.raises(ValueError, match=TOO_FEW)
+    with expected:
+        train_on(name, data) if name in TRAININGS else run_cells(name, PAGES[name] | dict(data=data))
+    plt.close('all')

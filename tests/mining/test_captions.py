@@ -242,6 +242,35 @@ def test_the_official_file_of_conceptual_captions(tmp_path, name, end):
     assert len(found) and found.equals(alone)
 
 
+LONG = """
+import sys
+from pathlib import Path
+from cis_nb.core.report import peak_memory_bytes
+from cis_nb.mining.captions import read_shards, relation_shards
+
+text = sys.argv[2:]  # captions of the world, each with the address of an image
+peaks, sizes = [], []
+for n in (10_000, 200_000):
+    path = Path(sys.argv[1]) / f'{n}.txt'
+    with open(path, 'w') as f:
+        f.writelines(f'{text[i % 7]}\\thttp://images.example.org/{i:060}.jpg\\n' for i in range(n))
+    assert read_shards(relation_shards(path, 'world', processes=1))['counts']['captions'] == n
+    peaks.append(peak_memory_bytes())
+    sizes.append(path.stat().st_size)
+print(peaks[1] - peaks[0], sizes[1])
+"""
+
+
+@pytest.mark.e2e
+def test_a_long_text_is_read_in_bounded_memory(tmp_path):
+    "Twenty times the captions of two shards need no more than the two."
+    env = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1')
+    command = [sys.executable, '-c', LONG, str(tmp_path), *world_texts(7)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=600)
+    more, size = map(int, done.stdout.split())
+    assert size > 20e6 and more < 8 * 2**20, f'{more / 2**20:.1f} MiB more for {size / 1e6:.0f} MB of text'
+
+
 def test_no_relation_at_all_gives_an_empty_table_with_all_columns(tmp_path):
     folder = relation_shards(text_file(tmp_path / 'c.txt', ['a car', 'red', 'a ball']), 'world', processes=1)
     table = read_relations(folder)
