@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from ..api import MethodByTask
-from .lrvsf import LRVSF_DATA, LRVSFTask, lrvsf_folder
+from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits, lrvsf_folder
 from ..core.documents import check_document, open_regular, read_json
 from ..core.store import fingerprint
 from ..data.roots import need_file
@@ -79,11 +79,6 @@ class ColumnView:
         return self.array[rows[0] : rows[-1] + 1] if together else self.array[rows]
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #ed544563
-def _target_columns(e: EncodedTask) -> np.ndarray:  # (Q,)
-    "The columns of the targets."
-    return np.array([e.column[t] for (t,) in e.task.queries.targets], int)
-
-
 def _ranked_part(e: EncodedTask, queries: np.ndarray, columns: np.ndarray, subsets: dict) -> dict:
     "Rankings of some queries among some columns, for each subset of these; ranks and first columns."
     place = {c: j for j, c in reversed([*enumerate(columns.tolist())])}
@@ -131,21 +126,18 @@ def rank_growing_gallery(e: EncodedTask, steps: list = None, filtered: bool = Fa
     for queries, columns in _groups(e, filtered):
         found = _ranked_part(e, queries, columns, _growing_masks(e, columns, steps))
         for n, (rank, first, size) in found.items():
-            parts.append(pd.DataFrame(dict(row=queries, distractors=n, rank=rank, gallery_size=size, first=first)))
-    found = pd.concat(parts).sort_values(['distractors', 'row'], ignore_index=True)
-    rows, first = found['row'].to_numpy(), found['first'].to_numpy()
-    about = q[['query_id', 'task', 'reference', 'condition']].assign(family=q.reference.map(shown_outfit))
-    about = about.iloc[rows].reset_index(drop=True)
-    lines = pd.concat([about.drop(columns='family'), found.drop(columns='row')], axis=1)
-    return lines.assign(first=ids[first], category_hit=_hits(e, first, rows), family=about.family)
+            lines = q.iloc[queries][['query_id', 'task', 'reference', 'condition']]
+            parts.append(lines.assign(distractors=n, rank=rank, gallery_size=size, first=ids[first], row=queries))
+    lines = pd.concat(parts).sort_values(['distractors', 'row'], ignore_index=True).drop(columns='row')
+    return lines.assign(category_hit=_hits(e, lines), family=lines.reference.map(shown_outfit))
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #c701c6fb
-def _hits(e: EncodedTask, firsts: np.ndarray, queries=slice(None)) -> np.ndarray:  # as `firsts`
-    "Cat@1 of the columns that are first (…,Q), of all or some queries; NaN where categories are unknown."
+def _hits(e: EncodedTask, lines: pd.DataFrame) -> np.ndarray:
+    "Cat@1 of each line, NaN where categories are unknown."
     if not e.task.category_of:
-        return np.full(firsts.shape, np.nan)
-    category = np.array([e.task.category_of[i] for i in e.task.shared_gallery])
-    return (category[firsts] == category[_target_columns(e)[queries]]).astype(float)
+        return np.full(len(lines), np.nan)
+    targets = dict(zip(e.task.queries.query_id, e.task.queries.targets.str[0]))
+    return category_hits(lines.assign(top=[[i] for i in lines['first']]), e.task.category_of, targets)
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #a698fe94
 def growing_gallery_rows(lines: pd.DataFrame, protocol: Protocol, ks=(1,), seed: int = 0, **labels) -> pd.DataFrame:
@@ -297,6 +289,11 @@ def _known(wanted, known: dict, what: str) -> list:
     return [known[i] for i in wanted]
 
 
+def _target_columns(e: EncodedTask) -> np.ndarray:  # (Q,)
+    "The columns of the targets."
+    return np.array([e.column[t] for (t,) in e.task.queries.targets], int)
+
+
 def _folds(e: EncodedTask, ids: BootstrapIds) -> dict:
     """(distractors, fold) -> how often each query was drawn (Q,), and how often each column is in the gallery (N,):
     products once, distractors as often as they were drawn."""
@@ -330,7 +327,7 @@ def _fold_scores(times: np.ndarray, rank, hit, size, ks) -> list:
     "(metric, k, value) of one subset, in percent, each query as often as it was drawn; arrays (Q,)."
     mine = times > 0
     scores = [('recall', k, rank <= k) for k in ks if k <= size[mine].min()]
-    scores += [] if np.isnan(hit).any() else [('cat_acc', 1, hit)]
+    scores += [] if hit is None else [('cat_acc', 1, hit)]
     return [(metric, k, 100 * float(np.average(h[mine], weights=times[mine]))) for metric, k, h in scores]
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #a0fb87de
@@ -345,7 +342,11 @@ def bootstrap_scores(
     ValueError for a subset without a product of the task, or with a distractor that it never had."""
     folds, rows = _folds(e, ids), []
     ranks, firsts, sizes = _fold_ranks(e, [copies for _, copies in folds.values()], filtered)
-    for (n, fold), (times, _), *found in zip(folds, folds.values(), ranks, _hits(e, firsts), sizes):
+    hits = [None] * len(folds)
+    if e.task.category_of:
+        category = np.array([e.task.category_of[i] for i in e.task.shared_gallery])
+        hits = category[firsts] == category[_target_columns(e)]
+    for (n, fold), (times, _), *found in zip(folds, folds.values(), ranks, hits, sizes):
         rows += [(n, fold, *score) for score in _fold_scores(times, *found, ks)]
     return pd.DataFrame(rows, columns=['distractors', 'fold', 'metric', 'k', 'value'])
 
