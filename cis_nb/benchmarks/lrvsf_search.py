@@ -11,6 +11,7 @@ __all__ = ['BOOTSTRAP_FILES', 'distractor_steps', 'EncodedTask', 'encode_task', 
 import json
 import pickle
 import pickletools
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -289,46 +290,36 @@ def _known(wanted, known: dict, what: str) -> list:
     return [known[i] for i in wanted]
 
 
-def _target_columns(e: EncodedTask) -> np.ndarray:  # (Q,)
-    "The columns of the targets."
-    return np.array([e.column[t] for (t,) in e.task.queries.targets], int)
-
-
-def _folds(e: EncodedTask, ids: BootstrapIds) -> dict:
-    """(distractors, fold) -> how often each query was drawn (Q,), and how often each column is in the gallery (N,):
-    products once, distractors as often as they were drawn."""
-    row = {q: n for n, q in enumerate(e.task.queries.query_id)}
-    image_of, targets, folds = dict(zip(e.task.distractor_ids, e.task.distractors)), _target_columns(e), {}
-    galleries = {0: [[] for _ in ids.products]} | ids.distractors
-    for n, subsets in galleries.items():
-        for fold, (drawn, others) in enumerate(zip(ids.products, subsets)):
-            if not (mine := [row[i] for i in drawn if i in row]):
-                raise ValueError(f'bootstrap ids: none of the {len(drawn)} products of fold {fold} is in the task')
-            times = np.bincount(mine, minlength=len(row))
-            images = _known(others, image_of, 'distractor')
-            columns = [*targets[times > 0], *(e.column[i] for i in images if i in e.column)]
-            folds[n, fold] = times, np.bincount(columns, minlength=len(e.column)).astype(np.int32)
-    return folds
+def _fold_columns(e: EncodedTask, drawn: Counter, others: list) -> tuple:
+    "Queries and columns of a subset: products once, distractors as often as they were drawn."
+    mine = e.task.queries.query_id.isin(list(drawn)).to_numpy()
+    targets = [e.column[t] for (t,) in e.task.queries.targets[mine]]
+    image_of = dict(zip(e.task.distractor_ids, e.task.distractors))
+    images = _known(others, image_of, 'distractor')
+    return np.flatnonzero(mine), np.array(targets + [e.column[i] for i in images if i in e.column], int)
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #f66a197d
-def _fold_ranks(e: EncodedTask, copies: list, filtered: bool) -> tuple:  # ranks, firsts (columns), sizes, each (S,Q)
-    "All queries in the galleries of S subsets, from one pass; `copies`: how often each column is in each, S of (N,)."
-    ranks, firsts, sizes = np.zeros((3, len(copies), len(e.q)), int)
-    targets = _target_columns(e)
-    for queries, columns in _groups(e, filtered):
-        subsets = {s: some[columns] for s, some in enumerate(copies)}
-        for s, (rank, first, size) in _ranked_part(e, queries, columns, subsets).items():
-            others = copies[s][targets[queries]] - 1  # more copies of the target tie with it
-            ranks[s, queries], firsts[s, queries], sizes[s, queries] = rank + others, first, size
-    return ranks, firsts, sizes
+def _fold_ranks(e: EncodedTask, drawn: Counter, others: list, filtered: bool) -> pd.DataFrame:
+    "The queries of a subset: query_id, rank, first (image), gallery_size."
+    queries, columns = _fold_columns(e, drawn, others)
+    parts = []
+    for some, among in _groups(e, filtered):
+        mine, own = queries[np.isin(queries, some)], columns[np.isin(columns, among)]
+        if len(mine):
+            rank, first, size = _ranked_part(e, mine, own, {'all': np.ones(len(own), bool)})['all']
+            ids, images = e.task.queries.query_id.iloc[mine], np.array(e.task.shared_gallery, object)[first]
+            parts.append(pd.DataFrame(dict(query_id=ids, rank=rank, first=images, gallery_size=size)))
+    return pd.concat(parts)
 
 
-def _fold_scores(times: np.ndarray, rank, hit, size, ks) -> list:
-    "(metric, k, value) of one subset, in percent, each query as often as it was drawn; arrays (Q,)."
-    mine = times > 0
-    scores = [('recall', k, rank <= k) for k in ks if k <= size[mine].min()]
-    scores += [] if hit is None else [('cat_acc', 1, hit)]
-    return [(metric, k, 100 * float(np.average(h[mine], weights=times[mine]))) for metric, k, h in scores]
+def _fold_scores(e: EncodedTask, drawn: Counter, others: list, ks, filtered: bool) -> list:
+    "(metric, k, value) of one subset, in percent, each query as often as it was drawn."
+    lines = _fold_ranks(e, drawn, others, filtered)
+    weights = lines.query_id.map(drawn)
+    scores = [('recall', k, lines['rank'] <= k) for k in ks if k <= lines.gallery_size.min()]
+    if e.task.category_of:
+        scores.append(('cat_acc', 1, _hits(e, lines)))
+    return [(metric, k, 100 * float(np.average(hit, weights=weights))) for metric, k, hit in scores]
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #a0fb87de
 @torch.no_grad()
@@ -340,14 +331,13 @@ def bootstrap_scores(
 ) -> pd.DataFrame:  # distractors, fold, metric, k, value
     """R@K and Cat@1 of each subset, without distractors and with each size (E9 of the published evaluation).
     ValueError for a subset without a product of the task, or with a distractor that it never had."""
-    folds, rows = _folds(e, ids), []
-    ranks, firsts, sizes = _fold_ranks(e, [copies for _, copies in folds.values()], filtered)
-    hits = [None] * len(folds)
-    if e.task.category_of:
-        category = np.array([e.task.category_of[i] for i in e.task.shared_gallery])
-        hits = category[firsts] == category[_target_columns(e)]
-    for (n, fold), (times, _), *found in zip(folds, folds.values(), ranks, hits, sizes):
-        rows += [(n, fold, *score) for score in _fold_scores(times, *found, ks)]
+    known, rows = set(e.task.queries.query_id), []
+    galleries = {0: [[] for _ in ids.products]} | ids.distractors
+    for n, folds in galleries.items():
+        for fold, (drawn, others) in enumerate(zip(ids.products, folds)):
+            if not (mine := Counter(i for i in drawn if i in known)):
+                raise ValueError(f'bootstrap ids: none of the {len(drawn)} products of fold {fold} is in the task')
+            rows += [(n, fold, *score) for score in _fold_scores(e, mine, others, ks, filtered)]
     return pd.DataFrame(rows, columns=['distractors', 'fold', 'metric', 'k', 'value'])
 
 

@@ -120,7 +120,7 @@ def _reject_targets(targets, N: int, excluded: np.ndarray, subsets: dict, name) 
             f'column {targets[have][gone[0]]} is excluded'
         )
     for subset, mask in subsets.items():
-        if mask.dtype == bool and len(gone := np.flatnonzero(~mask[targets[have]])):
+        if len(gone := np.flatnonzero(~mask[targets[have]])):
             raise ValueError(
                 f'query {name(rows[gone[0]])}: its target, column {targets[have][gone[0]]}, '
                 f'is not in the subset {subset!r}'
@@ -203,10 +203,8 @@ def _with_targets(top: _TopK, targets, found) -> tuple:  # columns (Q,k), scores
     "The best k of distractors and targets (Q,P) with their scores `found` (Q,P) together."
     top.merge()
     scores, columns = top.scores.cpu().numpy(), top.columns.cpu().numpy()
-    repeated = np.zeros(targets.shape, bool)
-    if targets.shape[1] > 1:
-        repeated[:] = [[t in row[:p] for p, t in enumerate(row)] for row in targets.tolist()]
-    extra = np.where((targets < 0) | repeated, -1, targets)
+    repeated = np.array([[t in row[:p] for p, t in enumerate(row)] for row in targets.tolist()], bool)
+    extra = np.where((targets < 0) | repeated.reshape(targets.shape), -1, targets)
     scores = np.concatenate([scores, np.where(extra < 0, -np.inf, found).astype(np.float32)], 1)
     is_target = np.arange(scores.shape[1]) >= top.k
     columns = np.concatenate([columns, extra], 1)
@@ -224,11 +222,11 @@ class _Counts:
         self.top, self.k = [_TopK(Q, k, device) for _ in range(S)], k
 
     def inside(self, start: int, stop: int, width: int):  # (S,width), or None for the whole gallery
-        "How often each image of a chunk is in each subset; what fills up a chunk is in none."
+        "Which images of a chunk are in which subset, as 0 and 1; what fills up a chunk is in none."
         return None if self.masks is None else F.pad(self.masks[:, start:stop].float(), (0, width - stop + start))
 
     def count(self, s: torch.Tensor, inside, targets: torch.Tensor, block: slice, spare: torch.Tensor) -> None:
-        "Add how many of a block (B,width) reach the targets' scores (Q,P), +inf pads; `inside`: (S,width) of copies."
+        "Add how many of a block (B,width) reach the targets' scores (Q,P), +inf pads; `inside`: (S,width) of 0 and 1."
         for p, t in enumerate(targets[block].T):
             rows = torch.isfinite(t).nonzero()[:, 0]
             if len(rows) == len(t):  # into a block that is there
@@ -237,14 +235,14 @@ class _Counts:
                 reached = (s[rows] >= t[rows, None]).float()
             else:
                 continue
-            n = reached.sum(1)[None] if inside is None else inside @ reached.T  # exact below 2^24 copies
+            n = reached.sum(1)[None] if inside is None else inside @ reached.T  # exact below 2^24 columns
             self.ahead[:, block.start + rows, p] += n.long()
 
     def collect(self, s: torch.Tensor, inside, queries: torch.Tensor, columns: torch.Tensor) -> None:
         "Add what a block (B,width) has for the best k of each subset."
         if inside is None:
             return self.top[0].add(queries, s, columns)
-        members = (inside > 0).sum(1).tolist()
+        members = inside.sum(1).long().tolist()
         few = max(s.shape[1] // 16, 4 * self.k)
         for top, mask, n in zip(self.top, inside, members):
             if 0 < n <= few:
@@ -396,14 +394,11 @@ def _reject_shapes(q, gallery, targets, k: int, cosine: bool) -> None:
 
 
 def _masks(subsets, N: int) -> dict:
-    "Subsets as arrays (N,) of booleans or numbers of copies."
+    "Subsets as boolean arrays (N,)."
     masks = {name: np.asarray(mask) for name, mask in (subsets or {}).items()}
     for name, mask in masks.items():
-        if mask.shape != (N,) or mask.dtype.kind not in 'bi' or (mask < 0).any():
-            raise ValueError(
-                f'subset {name!r}: {mask.dtype} {mask.shape}; allowed: a boolean mask of shape ({N},), '
-                'or numbers of copies ≥ 0'
-            )
+        if mask.shape != (N,) or mask.dtype != bool:
+            raise ValueError(f'subset {name!r}: {mask.dtype} {mask.shape}; allowed: a boolean mask of shape ({N},)')
     return masks
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #0b2dc099
@@ -417,7 +412,7 @@ def rank_gallery(
     score=cosine_scores,  # (B,D), (n,D) -> (B,n); depends on the query and the image alone
     chunk: int = None,  # images read at a time; by default as many as make a block of 128 MB (a GPU: 512 MB)
     device='auto',  # where scores are made; auto: a GPU where there is one
-    subsets: dict = None,  # name -> (N,) boolean mask that holds all targets, or numbers of copies
+    subsets: dict = None,  # name -> (N,) boolean mask; each has to hold all targets
     names=None,  # (Q,) query ids, for messages
     images=None,  # (N,) image ids, for messages
 ) -> Rankings:  # or, with subsets, a dict of them
@@ -443,7 +438,7 @@ def rank_gallery(
     _stream(ranker, counts)
     result = {}
     for subset, ahead, top in zip([None] if subsets is None else masks, counts.ahead, counts.top):
-        left = out if subset is None else out[masks[subset][out % N] > 0]
+        left = out if subset is None else out[masks[subset][out % N]]
         size = N if subset is None else int(masks[subset].sum())
         result[subset] = _rankings(ranker, ahead, top, size - np.bincount(left // N, minlength=Q))
     return result if subsets is not None else result[None]
