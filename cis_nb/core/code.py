@@ -192,7 +192,7 @@ def module_facts(module: str) -> dict:  # imports, hash, places, asked
     return _kept()[module][1]
 
 # %% ../../nbs/00a_core/00_code.ipynb #cf2801dc
-_closures = {}  # names -> stamps of the files, modules with their hashes
+_closures = {}  # where modules lie, names -> stamps of the files, modules with their hashes
 
 
 def _current_stamp(file: Path):
@@ -219,7 +219,7 @@ def _closure_with_files(names) -> tuple:  # file -> stamp, module -> hash
 
 def import_closure(names) -> dict:  # module -> hash
     "The modules among `names` and all that they import, directly or through others, as their files are now."
-    stamps, _ = _closures.get(key := frozenset(names), ({}, {}))
+    stamps, _ = _closures.get(key := (module_file, frozenset(names)), ({}, {}))
     if not stamps or any(_current_stamp(file) != stamp for file, stamp in stamps.items()):
         _closures[key] = _closure_with_files(names)
     return dict(_closures[key][1])
