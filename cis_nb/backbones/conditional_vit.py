@@ -339,7 +339,7 @@ def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categori
     """A CondViT from a file with the published names: by category, by text or without condition.
     Depth (0) and activation (None) are those that the file notes, else the published ones: 1, QuickGELU.
     ValueError if the file holds no CondViT or a setting does not fit it; FileNotFoundError if it is missing."""
-    tensors, about = read_tensors(path, 'condvit')
+    tensors, about = read_tensors(path, 'conditional_vit')
     shapes = {k: tuple(t.shape) for k, t in tensors.items()}
     shape = vit_shape(shapes, path)
     kind = checkpoint_condition(shapes, about, shape.width, path)

@@ -243,7 +243,7 @@ LAYOUTS = dict(
         'a Combiner (GeneCIS, CLIP4Cir)', 'Combiner', 'combiner_layer.weight', 'published_combiner(FILE)'
     ),
     clip=PublishedLayout('a CLIP', 'CLIP', 'token_embedding.weight', 'load_backbone(NAME, pretrained=FILE)'),
-    condvit=PublishedLayout('a CondViT', '', 'class_embedding', 'published_condvit(FILE)'),
+    conditional_vit=PublishedLayout('a CondViT', '', 'class_embedding', 'published_condvit(FILE)'),
     denoiser=PublishedLayout('CompoDiff', '', 'model.net.to_text_embeds.0.weight', 'published_compodiff(FILE)'),
 )
 
