@@ -184,7 +184,7 @@ def temporary_folder(what: str):
             shutil.rmtree(folder, ignore_errors=True)
             lock.unlink(missing_ok=True)
 
-
+# %% ../../nbs/00a_core/01_store.ipynb #f0ld0f9a
 @lru_cache(maxsize=1)
 def _folder_of_process(pid: int) -> Path:
     "A temporary folder until this process ends."
