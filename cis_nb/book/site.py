@@ -615,25 +615,40 @@ def _cell(column: dict, method: str, every: list) -> dict:  # number, or the pag
     return dict(number=None, page=next((c['page'] for c in same if method in c['values']), ''))
 
 
-def _matrix_rows(columns: list, every: list) -> list:
-    """A row for each method of some columns, then for each that other pages (`every`: the columns of all) compare on
-    the same benchmark and backbone."""
-    same = {(c['title'], c['backbone']) for c in columns}
-    others = [c for c in every if (c['title'], c['backbone']) in same]
-    methods = dict.fromkeys(m for c in [*columns, *others] for m in c['values'].index)
-    return [dict(title=api.method_style(m).title, cells=[_cell(c, m, every) for c in columns]) for m in methods]
+def _methods_in(columns: list) -> dict:  # in their order
+    "The methods that some columns have a number of."
+    return dict.fromkeys(m for c in columns for m in c['values'].index)
+
+
+def _column_groups(every: list) -> list:  # of lists of columns, each a table
+    """The widest column of each benchmark; then, for the methods that these lack, the columns of the pages that compare
+    them; until each method has a number."""
+    groups, left = [], every
+    while left:
+        groups.append(_one_column_a_benchmark(left))
+        shown = _methods_in(sum(groups, []))
+        left = [c for c in every if {*c['values'].index} - shown.keys()]
+    return groups
+
+
+def _matrix_table(columns: list, every: list) -> dict:
+    "Columns, and a row for each method that has a number in one of them."
+    rows = [
+        dict(title=api.method_style(m).title, cells=[_cell(c, m, every) for c in columns]) for m in _methods_in(columns)
+    ]
+    return dict(backbone=columns[0]['backbone'], columns=columns, rows=rows)
 
 
 def method_matrix(table: pd.DataFrame) -> str:
-    "Methods against benchmarks as HTML, a table a backbone, from the results of the evaluations; nothing without them."
+    """Methods against benchmarks as HTML, from the results of the evaluations; nothing without them. Tables differ in
+    backbone or queries."""
     if 'method' not in table:
         return ''
-    every = _matrix_columns(table[table.experiment.str.startswith('06_')])
-    columns = _one_column_a_benchmark(every)
     by_backbone = {}
-    for c in (c for c in columns if len(c['values'])):
-        by_backbone.setdefault(c['backbone'], []).append(c)
-    tables = {backbone: dict(columns=some, rows=_matrix_rows(some, every)) for backbone, some in by_backbone.items()}
+    for c in _matrix_columns(table[table.experiment.str.startswith('06_')]):
+        if len(c['values']):
+            by_backbone.setdefault(c['backbone'], []).append(c)
+    tables = [_matrix_table(group, every) for every in by_backbone.values() for group in _column_groups(every)]
     return render_template('matrix', tables=tables) if tables else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #001ac4d2
@@ -744,7 +759,10 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     receipts = [r for e in found.values() if (r := json_or_empty(e.receipt))]
     counts = map_counts(words, profile)
     matrix, findings = method_matrix(results(found, states)), _findings(found, states, src / 'extra' / 'figures')
-    note = 'Percent, mean over seeds. Compare within a column; “page” links to a comparison with other queries.'
+    note = (
+        'Percent, mean over seeds. Compare within a column of one table: tables differ in queries or backbone; “page”'
+        ' links to a comparison with other queries.'
+    )
     claims_page = _claims_receipt(found)[0]
     claims = f'Each claim with its test and effect: [claims]({claims_page}). Bars are scaled to the largest number.'
     sections = [

@@ -726,7 +726,7 @@ def clause_count(lines: str) -> str:
     "How many of the judged lines of `comparison_lines` hold, and how many lines are not judged."
     ends = [line.strip(BOLD).rsplit(': ', 1)[-1] for line in lines.split(LINE_BREAK)]
     judged = [e for e in ends if e in {*CLAUSES.values(), 'undecided'} or TOO_FEW in e]
-    others = f'; {len(ends) - len(judged)} more' if len(ends) > len(judged) else ''
+    others = f'; {len(ends) - len(judged)} not judged' if len(ends) > len(judged) else ''
     return f'{judged.count("holds")} of {len(judged)} comparisons hold{others}'
 
 
@@ -746,7 +746,8 @@ def with_markup(table: HTML) -> HTML:
     "A table with folds, badges, line breaks and bold text in place of their marks."
     text = re.sub(f'([^<>]*){FOLD}([^<]*)', r'<details><summary>\1</summary>\2</details>', table.data)
     text = re.sub(f'{BADGE}(.*?){BADGE}', lambda m: f'<span style="{badge_style(m[1])}">{m[1]}</span>', text)
-    return HTML(re.sub(f'{BOLD}(.*?){BOLD}', r'<b>\1</b>', text.replace(LINE_BREAK, '<br>')))
+    text = re.sub(f'{BOLD}(.*?){BOLD}', r'<b>\1</b>', text.replace(LINE_BREAK, '<br>'))
+    return HTML(f'<div class="cis-claims">{text}</div>')  # narrow screens show a claim as a block, not as a row
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #734c98ee
 def tested_claims(verdicts: pd.DataFrame, under: list, title='Claims tested on this run', of=JUDGED_HERE) -> HTML:

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'SEEDS_NOTE', 'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits',
            'task_mean', 'contrast', 'compare', 'opposite', 'queries_needed', 'corrected', 'verdict', 'format_interval',
-           'change', 'seeds_apart', 'seeds_in_words', 'format_difference', 'brief_difference', 'difference_cell',
-           'forest_rows', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds',
-           'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds',
-           'lead_in_words', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
+           'change', 'seeds_apart', 'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference',
+           'difference_cell', 'forest_rows', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
+           'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
+           'recall_over_seeds', 'lead_in_words', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons',
+           'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -200,13 +201,19 @@ def seeds_in_words(c: dict) -> str:
     "`seeds_apart` in words; the other side of zero is named where a seed lies there."
     (side, n), (other, against) = seeds_apart(c).items()
     also = f', {other} zero in {against}' if against else ''
-    return f'its own interval {side} zero in {n} of {len(c["seed_intervals"])} seeds{also}'
+    return f'{side} zero in {n} of {len(c["seed_intervals"])} seeds{also}'
+
+
+def verdict_in_words(c: dict, said=verdict) -> str:
+    "The verdict (or `change`); *undecided by Holm* if the interval excludes zero and only the correction undoes it."
+    undone = said(c) == 'undecided' and (c['low'] > 0 or c['high'] < 0)
+    return said(c) + ' by Holm' * undone
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
 def format_difference(c: dict, said=verdict) -> str:
     "A difference with its interval, its verdict (or its `change`), and in how many seeds the seed's own excludes zero."
     alone = f'; {seeds_in_words(c)}' if c['seed_intervals'] else ''
-    return f'{format_interval(c)} ({said(c)}{alone})'
+    return f'{format_interval(c)} ({verdict_in_words(c, said)}{alone})'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #05102870
 SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies on the side of zero of the difference'
@@ -214,13 +221,13 @@ SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies o
 
 def brief_difference(c: dict, said=verdict) -> str:
     "A difference with its interval and its verdict (or its `change`), for a finding."
-    return f'{format_interval(c)} ({said(c)})'
+    return f'{format_interval(c)} ({verdict_in_words(c, said)})'
 
 
 def difference_cell(c: dict, said=verdict) -> str:
     "As `format_difference`, in short for a table; `SEEDS_NOTE` belongs below it."
     n, of = next(iter(seeds_apart(c).values())), len(c['seed_intervals'])
-    return f'{format_interval(c)} {said(c)}' + (f' {n}/{of}' if of else '')
+    return f'{format_interval(c)} {verdict_in_words(c, said)}' + (f' {n}/{of}' if of else '')
 
 
 def forest_rows(found: dict) -> list:  # label -> comparison
@@ -393,7 +400,7 @@ def recall_over_seeds(results, method: str) -> str:
 
 def lead_in_words(c: dict) -> str:
     "A comparison of two methods in half a sentence: verdict, rival, difference."
-    said = dict(better='better than', worse='worse than').get(verdict(c), f'{verdict(c)} against')
+    said = dict(better='better than', worse='worse than').get(verdict(c), f'{verdict_in_words(c)} against')
     return f'{said} {api.method_style(c["b"]).title} ({format_interval(c)})'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #3e4e3c4c

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['UNIT_KINDS', 'NOUN_OF', 'FIRST_WORDS', 'ATTRIBUTE_WORDS', 'SEEN_BY', 'named_units', 'shown_units', 'Part', 'counted',
            'backbone_training', 'backbone_part', 'captions_of_training', 'training_parts', 'query_units', 'unseen_cell',
-           'audit_table', 'seen_groups', 'by_group', 'group_leads', 'transfer_rows', 'without_nouns',
-           'zero_shot_configs', 'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone', 'noun_losses',
-           'loss_table', 'transfer_evidence']
+           'audit_table', 'unseen_units', 'seen_groups', 'unseen_note', 'by_group', 'group_leads', 'transfer_rows',
+           'without_nouns', 'zero_shot_configs', 'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone',
+           'noun_losses', 'loss_table', 'transfer_evidence']
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #f40195be
 import json
@@ -154,14 +154,26 @@ def audit_table(tasks: dict, parts: list) -> pd.DataFrame:  # title -> Task
     return pd.DataFrame(rows, columns=['test', 'units', 'in the test', *(f'unseen by {p.title}' for p in parts)])
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #6d21793b
+def unseen_units(task: Task, parts: list) -> list:  # of sets, one for each query
+    "The nouns and combinations that each query asks for and no part has seen."
+    counts = sum((p.counts for p in parts), Counter())
+    return [{u for u in units if u[0] in ('noun', 'combination') and not counts[u]} for units in query_units(task)]
+
+
 def seen_groups(task: Task, parts: list) -> dict:  # query id -> 'unseen' or 'seen'
     "Whether a query asks for a noun or combination that no part has seen."
-    counts = sum((p.counts for p in parts), Counter())
+    return {i: 'unseen' if some else 'seen' for i, some in zip(task.queries.query_id, unseen_units(task, parts))}
 
-    def group(units):
-        return 'unseen' if any(not counts[u] for u in units if u[0] in ('noun', 'combination')) else 'seen'
 
-    return dict(zip(task.queries.query_id, map(group, query_units(task))))
+def unseen_note(task: Task, parts: list, most: int = 6) -> str:
+    "How many units the unseen queries ask for, with the names of the first `most`, for below a table."
+    names = sorted({u[1] for some in unseen_units(task, parts) for u in some})
+    named = ', '.join(names[:most]) + ', …' * (len(names) > most)
+    return (
+        f'Unseen nouns and combinations: {len(names)} ({named}). Intervals vary the queries, not these.'
+        if names
+        else ''
+    )
 
 
 def by_group(per_query: pd.DataFrame, groups: dict, titles: dict, seed: int = 0) -> pd.DataFrame:

@@ -72,6 +72,11 @@ class Protocol:
         "World and split of the queries, for the caption of a table."
         return ', '.join(filter(None, [self.data, f'split {self.split}']))
 
+    @property
+    def title(self) -> str:
+        "Benchmark, world and split, for the line below which the protocol is folded."
+        return f'Protocol: {self.benchmark}, {self.where}'
+
     def text(self, condition: str) -> str:
         "A condition in the prompt."
         return self.prompt.replace('{condition}', condition)
