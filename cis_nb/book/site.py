@@ -577,9 +577,22 @@ def _main_protocol(rows: pd.DataFrame) -> str:
     return rows.groupby('protocol', sort=False).method.nunique().idxmax()
 
 
+def _of_one_protocol(rows: pd.DataFrame) -> pd.DataFrame:
+    "The rows of the main protocol, and of methods that are ranked under one other protocol alone: their own prompt."
+    main = _main_protocol(rows)
+    only = rows.groupby('method').protocol.transform('nunique') == 1
+    return rows[(rows.protocol == main) | only]
+
+
+def _over_seeds(rows: pd.DataFrame) -> pd.DataFrame:  # method -> mean, std, seeds
+    "Percent of each method that has a style, over training seeds."
+    rows = rows[rows.method.isin(api.method_styles())]
+    return rows.groupby('method', sort=False).value.agg(mean='mean', std='std', seeds='size')
+
+
 def _matrix_columns(table: pd.DataFrame) -> list:
     "The columns of the matrix: values by method, with title, page and protocol."
-    out, known, styles = [], api.main_metrics(), api.method_styles()
+    out, known = [], api.main_metrics()
     for (page, benchmark), rows in table.groupby(['experiment', 'benchmark'], sort=False):
         if (main := known.get(benchmark)) is None:
             continue
@@ -589,12 +602,25 @@ def _matrix_columns(table: pd.DataFrame) -> list:
             rows = rows[rows.distractors == rows.distractors.max()]
             gallery = f'{int(rows.distractors.max()):,} distractors'
         for backbone, some in rows.groupby('backbone', sort=False):
-            some = some[some.protocol == _main_protocol(some)]
-            protocol = f'{backbone}; {", ".join(some.protocol.unique())}; {page}'
-            values = some[some.method.isin(styles)].groupby('method', sort=False).value.mean()
+            protocol, values = _main_protocol(some), _over_seeds(_of_one_protocol(some))
             about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
             out.append(dict(about, gallery=gallery, values=values))
     return out
+
+
+def _merged(columns: list) -> list:
+    "Columns with the same queries as one, under the page with most methods; a method's value is that of most seeds."
+    same = {}
+    for c in columns:
+        same.setdefault((c['title'], c['backbone'], c['protocol'], c['n'], c['gallery']), []).append(c)
+    merged = []
+    for group in same.values():
+        widest = max(group, key=lambda c: len(c['values']))
+        values = pd.concat([widest['values'], *(c['values'] for c in group if c is not widest)])
+        best = values.sort_values('seeds', ascending=False, kind='stable')
+        best = best[~best.index.duplicated()].reindex(dict.fromkeys(values.index))
+        merged.append(dict(widest, values=best))
+    return merged
 
 # %% ../../nbs/10_book/01_site.ipynb #e519d9fb
 def _one_column_a_benchmark(columns: list) -> list:
@@ -609,10 +635,10 @@ def _one_column_a_benchmark(columns: list) -> list:
 # %% ../../nbs/10_book/01_site.ipynb #3aae5c3e
 def _cell(column: dict, method: str, every: list) -> dict:  # number, or the page that has it
     "What a column says of a method: its value, or another page of the same benchmark and backbone that compares it."
-    if method in column['values']:
-        return dict(number=float(column['values'][method]), page='')
+    if method in column['values'].index:
+        return dict(number=column['values'].loc[method].to_dict(), page='')
     same = [c for c in every if (c['title'], c['backbone']) == (column['title'], column['backbone'])]
-    return dict(number=None, page=next((c['page'] for c in same if method in c['values']), ''))
+    return dict(number=None, page=next((c['page'] for c in same if method in c['values'].index), ''))
 
 
 def _methods_in(columns: list) -> dict:  # in their order
@@ -645,7 +671,7 @@ def method_matrix(table: pd.DataFrame) -> str:
     if 'method' not in table:
         return ''
     by_backbone = {}
-    for c in _matrix_columns(table[table.experiment.str.startswith('06_')]):
+    for c in _merged(_matrix_columns(table[table.experiment.str.startswith('06_')])):
         if len(c['values']):
             by_backbone.setdefault(c['backbone'], []).append(c)
     tables = [_matrix_table(group, every) for every in by_backbone.values() for group in _column_groups(every)]
@@ -760,7 +786,8 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     counts = map_counts(words, profile)
     matrix, findings = method_matrix(results(found, states)), _findings(found, states, src / 'extra' / 'figures')
     note = (
-        'Percent, mean over seeds. Compare within a column of one table: tables differ in queries or backbone; “page”'
+        'Percent; with ± the mean over training seeds and its standard deviation, without it one seed or no training.'
+        ' Compare within a column of one table: tables differ in queries or backbone; “page”'
         ' links to a comparison with other queries.'
     )
     claims_page = _claims_receipt(found)[0]

@@ -334,6 +334,7 @@ def beside_paper(
     results,  # rows of this run
     table: str,  # of the paper
     guess=None,  # task -> k -> percent, for a last row
+    also=(),  # methods of this run that the paper's table lacks, as late fusions
 ) -> pd.DataFrame:
     "The paper's table, this run's line below each of its lines."
     printed, mine, rows = paper_numbers(table), over_seeds(results), []
@@ -354,6 +355,8 @@ def beside_paper(
         )
         if n:
             rows.append(['', 'this run' + (f', mean of {n} seeds' if n > 1 else ''), *line(mine, m)])
+    for m in [m for m in also if m in set(mine.method) - set(printed.method)]:
+        rows.append([ours[m].title, 'this run; not in this table of the paper', *line(mine, m)])
     if guess:
         rows.append(
             [

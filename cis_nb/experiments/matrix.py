@@ -6,7 +6,7 @@
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
            'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'query_scores', 'main_scores', 'main_leads',
-           'strongest_on', 'judged_leads']
+           'strongest_on', 'judged_leads', 'leads_finding']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -19,7 +19,15 @@ from ..api import MainMetric, Unsolved
 from ..backbones.loading import load_backbone
 from ..core.plotting import draw_intervals, page
 from ..core.report import progress
-from .comparison import UNTRAINED, format_uncertainty, rival_leads, over_seeds, uncertainty_bounds
+from cis_nb.experiments.comparison import (
+    UNTRAINED,
+    format_interval,
+    format_uncertainty,
+    over_seeds,
+    rival_leads,
+    uncertainty_bounds,
+    verdict,
+)
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
     Entry,
@@ -261,3 +269,17 @@ def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchm
     "Of the comparisons of `main_leads` those with the strongest baseline of each benchmark."
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found)}
     return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest[name]}
+
+
+def leads_finding(judged: dict, titles: dict, labels: dict, seeds: int) -> str:
+    "`judged_leads` in words: how many trained methods are better, worse or undecided, and the better ones by name."
+    said = [verdict(c) for c in judged.values()]
+    counts = ', '.join(f'{said.count(v)} {v}' for v in ('better', 'worse', 'undecided'))
+    ahead = [
+        f'{titles[a]}, {labels[name]} {format_interval(c)}'
+        for (a, _, name), c in judged.items()
+        if verdict(c) == 'better'
+    ]
+    by_name = f'. Better: {"; ".join(ahead)}' if ahead else ''
+    of = f'{seeds} seed{"s" * (seeds > 1)} each'
+    return f'{len(said)} comparisons of a trained method with the strongest baseline, {of}: {counts}{by_name}'

@@ -19,6 +19,7 @@ import pytest
 from photo_folders import folder
 from process_trees import left_after, make_book
 
+from cis_nb.core.store import temporary_folder
 from cis_nb.world.layouts import world_root
 
 pytestmark = [
@@ -140,6 +141,9 @@ def test_work_that_is_killed_at_random_moments(name, tmp_path, monkeypatch, reco
         if kills == KILLS[name]:
             break
     work.seconds()
+    monkeypatch.setattr(tempfile, 'tempdir', str(work.temporary))
+    with temporary_folder('check'):  # deletes what killed processes have left, if finished work needed no folder
+        pass
     differ, rest = finished(work.store) != right, [p.name for n in OWN for p in work.temporary.glob(n)]
     record_property('faults', counts(name, kills, wrong, left, differ))
     assert (kills, wrong, left, differ, rest) == (KILLS[name], 0, {}, False, [])

@@ -1,6 +1,7 @@
 "Processes of a small project: who is there, who is left."
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,11 @@ def left_after(store, seconds: float) -> dict:
     return left
 
 
+def hear_hangups():
+    "Let SIGHUP end a process, also where the tests run under nohup, whose children ignore it."
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def make_book(project, *words, **popen) -> subprocess.Popen:
     "`make book` in a project, with this Python in the place of its environment."
     (folder := project.home / 'environment' / 'bin').mkdir(parents=True, exist_ok=True)
@@ -48,7 +54,7 @@ def make_book(project, *words, **popen) -> subprocess.Popen:
         (project.home / name).touch()
     (folder.parent / '.ready').touch()
     command = ['make', '-f', ROOT / 'Makefile', 'book', 'VENV=environment', *words]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) | popen
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_hangups) | popen
     return subprocess.Popen(command, cwd=project.home, env=project.env, **pipes)
 
 
