@@ -303,6 +303,7 @@ NEEDED_BY = {  # requirements that only another package uses
     'ipykernel': 'papermill runs a notebook in it',
     'execnb': 'nbdev does not work with a newer one',
     'ghapi': 'nbdev does not work with a newer one',
+    'sentencepiece': 'transformers reads the words of T5 with it',
     'pulp': 'snakemake 7, for Python 3.10, does not work with a newer one',
 }
 

@@ -199,14 +199,17 @@ T5_PREFIX = 't5:'  # before the folder or the hub's name of a T5
 
 
 class T5Texts:
-    "The encoder of a T5 as a text encoder; OSError for a name that leads to no T5."
+    "The encoder of a T5 as a text encoder; OSError for a name that leads to no T5, ImportError names what is missing."
 
     def __init__(self, name: str, device: str = 'auto'):
         try:
             from transformers import AutoTokenizer, T5EncoderModel
         except ImportError as e:
             raise ImportError(f"text_encoder: {name!r} needs transformers: pip install 'cis_nb[synthesis]'") from e
-        self.name, self.tokenizer = T5_PREFIX + name, AutoTokenizer.from_pretrained(name)
+        try:
+            self.name, self.tokenizer = T5_PREFIX + name, AutoTokenizer.from_pretrained(name)
+        except ValueError as e:  # its words are in a SentencePiece file, as those of google/t5-v1_1-xl
+            raise ImportError(f"text_encoder: {name!r} needs sentencepiece: pip install 'cis_nb[synthesis]'") from e
         self.model = T5EncoderModel.from_pretrained(name).to(pick_device(device)).eval().requires_grad_(False)
         self.W, self.dtype, self.device = self.model.config.d_model, self.model.dtype, self.model.device
 

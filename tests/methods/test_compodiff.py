@@ -1,6 +1,7 @@
 "CompoDiff: text states, the mixture of tasks, masks, stages that follow each other, resuming, published settings."
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -644,4 +645,13 @@ def test_a_stage_is_trained_and_loaded_with_two_tokenizers(tmp_path, xs):
 def test_a_language_model_that_is_not_there_is_an_error(tmp_path, xs):
     pytest.importorskip('transformers')
     with pytest.raises((OSError, ValueError)):
+        C.states_encoder(f't5:{tmp_path}', xs)
+
+
+@pytest.mark.skipif(find_spec('sentencepiece') is not None, reason='sentencepiece is installed')
+def test_a_language_model_whose_words_need_another_package_names_it(tmp_path, xs):
+    pytest.importorskip('transformers')
+    (tmp_path / 'config.json').write_text('{"model_type": "t5"}')
+    (tmp_path / 'spiece.model').write_bytes(b'\x0a\x05\x0a\x03cup')
+    with pytest.raises(ImportError, match='needs sentencepiece: pip install'):
         C.states_encoder(f't5:{tmp_path}', xs)
