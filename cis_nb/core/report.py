@@ -98,8 +98,8 @@ def _numeric(values) -> bool:
 
 # %% ../../nbs/00a_core/04_report.ipynb #558d5edf
 def _protocol_line(p) -> str:
-    "One protocol: its title, the rest folded away."
-    name, text = html.escape(getattr(p, 'title', textwrap.shorten(str(p), 90, placeholder=''))), html.escape(str(p))
+    "One protocol: its heading, the rest folded away."
+    name, text = html.escape(getattr(p, 'heading', textwrap.shorten(str(p), 90, placeholder=''))), html.escape(str(p))
     if 'partial' in text and 'partial' not in name:
         name += ' (partial)'
     if len(text) < 110:

@@ -73,7 +73,7 @@ class Protocol:
         return ', '.join(filter(None, [self.data, f'split {self.split}']))
 
     @property
-    def title(self) -> str:
+    def heading(self) -> str:
         "Benchmark, world and split, for the line below which the protocol is folded."
         return f'Protocol: {self.benchmark}, {self.where}'
 
