@@ -116,8 +116,13 @@ def read_rates(file: Path = RECORDED) -> tuple:  # measurements, dict of ABOUT
 
 
 def rates_finding(measurements: list, about: dict) -> str:
-    "The device, and how many goals are met."
+    "The device, the projected times, the shares of the limit of the trainings, and how many goals are met."
+    times = [
+        f'{m.what.split(": ")[-1]} {m.value:,.1f}' for m in measurements if m.compared_with.startswith('a projection')
+    ]
+    shares = [m.value for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
     outcomes = [m.outcome for m in measurements if m.goal]
-    missed = [m.what for m in measurements if m.outcome == 'not met']
-    said = f'{about["device"]}, {about["date"]}: {outcomes.count("met")} of {len(outcomes)} goals met'
-    return said + (f'; not met: {"; ".join(missed)}' if missed else '')
+    said = [f'projected {"; ".join(times)}'] if times else []
+    said += [f'{min(shares):.0f} to {max(shares):.0f} % of the limit'] if shares else []
+    said += [f'{outcomes.count("met")} of {len(outcomes)} goals met']
+    return f'{about["device"]}, {about["date"]}: {". ".join(said)}'

@@ -590,7 +590,7 @@ def measurement_table(measurements: list) -> pd.DataFrame:
         (m.what, m.compared_with, f'{m.value:,.1f} {m.unit}', f'{m.goal} {m.unit}' if m.goal else '', m.outcome)
         for m in measurements
     ]
-    return pd.DataFrame(rows, columns=['what', 'compared with', 'this run', 'goal', ''])
+    return pd.DataFrame(rows, columns=['what', 'compared with', 'measured', 'goal', ''])
 
 
 def goal_figure(measurements: list):
@@ -606,8 +606,8 @@ def goal_figure(measurements: list):
     ax.set_yticks(range(len(goals)), [m.what for m in goals])
     ax.invert_yaxis()
     ax.set_xlim(0, 4.4)
-    ax.set_xlabel('measured / goal')
-    ax.set_title('Ratios against their goals')
+    ax.set_xlabel('measured / goal, or goal / measured where less is better')
+    ax.set_title('Goals: met from 1 on')
     return fig
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #f731081f
