@@ -1063,9 +1063,11 @@ class CompoDiffPlugin(Plugin):
         return load_compodiff(run, device, backbone)
 
     def about(self, config) -> dict:
+        tasks = ('captions', 'masked images', 'synthetic triplets')
+        mixture = ', '.join(f'{100 * share:.0f} % {task}' for task, share in zip(tasks, config.task_mix))
         data = {
             '1': f'captions of {config.data} with the embeddings of their images',
-            '2': f'captions, masked images and synthetic triplets of {config.data}, in the shares {config.task_mix}',
+            '2': f'of {config.data}: {mixture}',
             'finetune': f'the triplets of the training split of {config.triplets}',
         }
         start = f'the denoiser, from {config.start or "random weights"}; both towers are frozen'
