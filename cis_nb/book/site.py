@@ -34,6 +34,7 @@ from .runner import contents, damage, done, heading
 from .. import api
 from ..core.experiment_files import experiments, notebooks, read_notebook, read_record, tags
 from ..core.store import fingerprint, project_root, replace_synced, storage_faults_named
+from ..data.roots import is_world
 
 # %% ../../nbs/10_book/01_site.ipynb #a5735311
 ASSETS = Path(find_spec('cis_nb').origin).parent / 'assets' / 'book'
@@ -590,8 +591,8 @@ def _over_seeds(rows: pd.DataFrame) -> pd.DataFrame:  # method -> mean, std, see
     return rows.groupby('method', sort=False).value.agg(mean='mean', std='std', seeds='size')
 
 
-def _matrix_columns(table: pd.DataFrame) -> list:
-    "The columns of the matrix: values by method, with title, page and protocol."
+def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
+    "The columns of the matrix: values by method, with title, page, its world and protocol."
     out, known = [], api.main_metrics()
     for (page, benchmark), rows in table.groupby(['experiment', 'benchmark'], sort=False):
         if (main := known.get(benchmark)) is None:
@@ -604,6 +605,7 @@ def _matrix_columns(table: pd.DataFrame) -> list:
         for backbone, some in rows.groupby('backbone', sort=False):
             protocol, values = _main_protocol(some), _over_seeds(_of_one_protocol(some))
             about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
+            about['world'] = worlds.get(page)
             out.append(dict(about, gallery=gallery, values=values))
     return out
 
@@ -665,13 +667,13 @@ def _matrix_table(columns: list, every: list) -> dict:
     return dict(backbone=columns[0]['backbone'], columns=columns, rows=rows)
 
 
-def method_matrix(table: pd.DataFrame) -> str:
+def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # page -> the seed of its world
     """Methods against benchmarks as HTML, from the results of the evaluations; nothing without them. Tables differ in
     backbone or queries."""
     if 'method' not in table:
         return ''
     by_backbone = {}
-    for c in _merged(_matrix_columns(table[table.experiment.str.startswith('06_')])):
+    for c in _merged(_matrix_columns(table[table.experiment.str.startswith('06_')], worlds or {})):
         if len(c['values']):
             by_backbone.setdefault(c['backbone'], []).append(c)
     tables = [_matrix_table(group, every) for every in by_backbone.values() for group in _column_groups(every)]
@@ -784,7 +786,9 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     words = {n: state for n, (state, _) in states.items()}
     receipts = [r for e in found.values() if (r := json_or_empty(e.receipt))]
     counts = map_counts(words, profile)
-    matrix, findings = method_matrix(results(found, states)), _findings(found, states, src / 'extra' / 'figures')
+    worlds = {r['experiment']: r['params'].get('world_seed') for r in receipts if is_world(r['params'].get('data'))}
+    matrix = method_matrix(results(found, states), worlds)
+    findings = _findings(found, states, src / 'extra' / 'figures')
     note = (
         'Percent; with ± the mean over training seeds and its standard deviation, without it one seed or no training.'
         ' Compare within a column of one table: tables differ in queries or backbone; “page”'
