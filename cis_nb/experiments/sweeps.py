@@ -140,15 +140,17 @@ def trained_only(run: MatrixRun) -> list:  # of Entry
     return [e for e in run.entries if e.run]
 
 
-def sweep_notes(run: MatrixRun, p: SweepParameters) -> list:
-    "The lines under a table of a sweep: protocols, sets left out, training, prompt."
+def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the table') -> list:
+    """The lines under a table of a sweep: protocols, sets left out, training, prompt.
+
+    `together`: which differences are corrected for their number."""
     base, seeds = base_of(p), ', '.join(map(str, p.seeds))
     training = f'{p.backbone}, {base["steps"]} steps of {base["batch_size"]}, seeds {seeds}'
     return [
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
         f'This run: {training}, {prompts_of(run.entries)}.'
-        ' Differences: 95 % interval over seeds and references, verdict by Holm’s correction over the table.',
+        f' Differences: 95 % interval over seeds and references, verdict by Holm’s correction {together}.',
         *fusion_notes(run.entries),
     ]
 
