@@ -231,7 +231,7 @@ def forest(
     unit='',
 ) -> Page:
     "Differences with their intervals, each below its label; hollow where a difference is in doubt."
-    rows = [(textwrap.fill(label, 44), *numbers) for label, *numbers in rows]
+    rows = [(textwrap.fill(label, 40), *numbers) for label, *numbers in rows]
     heights = [2.1 + label.count('\n') for label, *_ in rows]  # in lines
     total = sum(heights)
     fig, ax = page(0.75 + 0.19 * total, width=FOREST_WIDTH)
