@@ -537,6 +537,7 @@ VERDICT_COLORS = {
     'not reproduced': 'failed',
     'undecided': 'earlier',
     'too few queries': 'earlier',
+    'recall too low': 'earlier',
 }
 
 

@@ -26,7 +26,7 @@ from cis_nb.experiments.combiner_ablations import (
     variant_rankings,
 )
 from .entries import judged_pairs
-from ..methods.late_fusion import BASELINES
+from ..methods.late_fusion import BASELINES, TUNED_SUM
 from .comparison import compare, corrected, format_difference, format_interval, hits, rival_leads
 from .genecis import GenecisTasks
 from .modality_gap import word_statistics
@@ -224,9 +224,9 @@ def method_minus_ten_points(accuracy: dict, over: str = 'image_text') -> dict:  
     return {which: contrast_difference(method_gain(g, over), ten_points(over, g)) for which, g in groups.items()}
 
 
-def gain_range(per_query, backbones, seed: int = 0) -> str:
-    "The smallest and the largest gain of the Combiner over Image + Text on one backbone, with intervals."
-    gains = {b: compare(per_query, f'combiner, {b}', f'image_text, {b}', seed=seed) for b in backbones}
+def gain_range(per_query, backbones, seed: int = 0, over: str = TUNED_SUM.name) -> str:
+    "The smallest and the largest gain of the Combiner over a late fusion on one backbone, with intervals."
+    gains = {b: compare(per_query, f'combiner, {b}', f'{over}, {b}', seed=seed) for b in backbones}
     ends = [f(gains, key=lambda b: gains[b]['diff']) for f in (min, max)]
     return ' to '.join(f'{format_interval(gains[b])} ({b})' for b in ends)
 

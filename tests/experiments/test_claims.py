@@ -8,7 +8,7 @@ import pytest
 import yaml
 from projects import ROOT
 from cis_nb.experiments import claims as cl
-from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, UNTESTED, untested
+from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, untested
 from cis_nb.experiments.comparison import UNTRAINED
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
@@ -109,7 +109,7 @@ def test_an_error_of_a_test_is_no_verdict(error):
 
 def test_a_claim_about_a_method_without_rankings_is_not_tested(tmp_path):
     found = cl.judge(planted(8), tmp_path).set_index('id')
-    assert found.verdict['G04'] == cl.IN_FULL and found.effect['G04'] == "no rankings of 'combiner'"
+    assert found.verdict['G07'] == cl.WAITS and found.comparisons['G07'] == []  # and no own comparison
     run = planted(8)
     run.per_query = run.per_query[(run.per_query.method != 'text_only') | (run.per_query.task != TASKS[0])]
     with pytest.raises(cl.NotTestable, match="no rankings of 'text_only'"):
@@ -143,6 +143,8 @@ def line(low, role=''):
     [
         ([line(1), line(-9, OWN_COMPARISON)], 'reproduced'),  # an own comparison is not judged
         ([line(1, OWN_COMPARISON)], cl.NOT_HERE),  # nothing of the claim itself
+        ([line(-9, TOO_LOW), line(-9, OWN_COMPARISON)], TOO_LOW),
+        ([line(1, TOO_LOW), line(1)], 'undecided'),
         ([line(1) | dict(p=0.03)], 'reproduced'),
         ([line(1) | dict(p=0.03)] * 2, 'undecided'),  # corrected for their number
         ([line(1), dict(what='c', role=UNTESTED)], 'undecided'),
@@ -275,5 +277,40 @@ def test_the_own_recipe_never_decides_a_claim_on_the_published_one(tmp_path):
     task_specific = run.per_query[run.per_query.method == 'text_only'].assign(method='task_specific')
     run.per_query = pd.concat([run.per_query, own, task_specific])
     found = cl.judge(run, tmp_path).set_index('id')
-    assert found.verdict['G07'] in cl.NOT_TESTED and 'not tested: the published recipe' in found.effect['G07']
-    assert all(c['role'] in (OWN_COMPARISON, UNTESTED) for c in found.comparisons['G07'])
+    assert found.verdict['G07'] == cl.WAITS and found.effect['G07'].startswith('waits for the published recipe, which')
+    assert all(c['role'] == OWN_COMPARISON for c in found.comparisons['G07']) and len(found.comparisons['G07']) == 4
+
+
+def test_a_claim_on_the_published_recipe_is_not_judged_on_a_frozen_backbone(tmp_path):
+    own, towers = line(-9, OWN_COMPARISON), untested('the published recipe, which trains both towers of the backbone')
+    evidence = dict(G04=[towers, own], G13=[towers, own], G15=[own], G16=[own])
+    found = cl.judge(planted(8), tmp_path, evidence=evidence).set_index('id').verdict
+    assert [found[i] for i in evidence] == [cl.IN_FULL, cl.IN_FULL, cl.WAITS, cl.WAITS]
+    evidence |= dict(G04=[line(1), own], G13=[line(-9), own])  # as the profile full has them
+    found = cl.judge(planted(8), tmp_path, evidence=evidence).set_index('id').verdict
+    assert [found[i] for i in ('G04', 'G13')] == ['reproduced', 'not reproduced']
+
+
+def test_what_is_said_to_be_tested_in_the_full_profile_is_tested_there():
+    "The page that tests G04 to G06, G13 and G14 trains both towers there, with enough seeds."
+    given = yaml.safe_load((ROOT / 'params/full/07_ablations/combiner.yaml').read_text())
+    assert len(given['tune_seeds']) >= 3 and {'G04', 'G05', 'G06', 'G13', 'G14'} <= set(cl.tests_in('full'))
+    assert not {'G07', 'G11', 'G12', 'G15', 'G16'} & set(cl.tests_in('full'))
+
+
+def test_built_templates_make_the_sets_certain_and_released_ones_test_them(tmp_path, monkeypatch):
+    queries = pd.DataFrame(dict(reference=['r'], targets=[['t']], gallery=[['t']]))
+    run = SimpleNamespace(root=tmp_path, rules=Rules(), tasks={(0, 'focus_object'): SimpleNamespace(queries=queries)})
+    monkeypatch.setattr(cl, 'read_panoptic', lambda root: None)
+    monkeypatch.setattr(cl, 'families_of', lambda queries: np.arange(400))
+
+    def said(solved):
+        monkeypatch.setattr(cl, 'closest', lambda *a: (np.arange(400) < solved).astype(float))
+        monkeypatch.setattr(cl, 'overlap_ranks', lambda *a: np.where(np.arange(400) < 20, 1, 3))
+        return cl.sets_do_not_solve(run)
+
+    assert [said(n).verdict for n in (40, 200, 390)] == [cl.CERTAIN, 'undecided', 'not reproduced']
+    assert said(40).effect.count(', required: below 50 %') == 2
+    (tmp_path / 'genecis').mkdir()
+    (tmp_path / 'genecis/focus_object.json').write_text('[]')
+    assert [said(n).verdict for n in (40, 200, 390)] == ['reproduced', 'undecided', 'not reproduced']

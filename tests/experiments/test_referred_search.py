@@ -15,7 +15,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
-from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, UNTESTED
+from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, TOO_LOW, UNTESTED
 from cis_nb.experiments.comparison import UNTRAINED, verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.referred_search import (
@@ -31,6 +31,7 @@ from cis_nb.experiments.referred_search import (
     entries_with_prompts,
     falls,
     filter_gain,
+    printed_filter,
     gallery_among,
     growing_rankings,
     joined_table,
@@ -371,10 +372,30 @@ def test_the_model_that_reads_captions_has_the_name_that_pages_look_for():
     assert api.method_style(CONDVITS['text']).title == 'CondViT (text)'
 
 
+def filter_run(solved: int):
+    "A ViT that solves so many of twenty queries, and one more in the filtered gallery."
+    ranks = {
+        m: [1] * n + [2] * (20 - n) for m, n in (('vit_products', solved), ('vit_products' + FILTERED, solved + 1))
+    }
+    return lines(ranks, seeds=(0,))
+
+
 def test_the_filter_is_asked_for_two_to_four_points():
-    run = lines({'vit_products': [1] * 2 + [2] * 18, 'vit_products' + FILTERED: [1] * 3 + [2] * 17}, seeds=(0,))
-    above, below = filter_gain(run, 5)
+    above, below = filter_gain(filter_run(12), 5)
     assert (above['diff'], below['diff'], above['asked'], above['measured']['diff']) == (3, -1, '2 to 4', 5)
+    assert 'role' not in above and 'R@1 60.0 to 65.0 %, 1.1 times' in above['measured']['what']
+
+
+def test_the_points_of_the_filter_are_not_asked_for_at_a_low_recall():
+    least = printed_filter().before.min() / 2  # half of the lowest of the paper
+    assert 25 < least < 30
+    for solved in (0, 1, 5, 6):  # of 20
+        roles = {c.get('role', '') for c in filter_gain(filter_run(solved), 5)}
+        assert roles == ({TOO_LOW} if 5 * solved < least else {''})
+    low, zero = (filter_gain(filter_run(n), 5)[0] for n in (2, 0))
+    assert 'R@1 10.0 to 15.0 %, 1.5 times (paper: 1.03 to 1.07 times)' in low['measured']['what']
+    assert low['asked'].startswith('2 to 4, at an R@1 of at least 26 %') and ', from zero (' in zero['measured']['what']
+    assert judge_evidence([low]).verdict == TOO_LOW
 
 
 def test_galleries_of_both_tables_are_joined():
