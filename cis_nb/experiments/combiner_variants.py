@@ -362,7 +362,8 @@ def trend_forest(trends: dict):
     "Slopes and last steps with their intervals."
     found = {f'slope {t.label}': t.slope for t in trends.values()}
     found |= {f'last step {t.label}': t.last_step for t in trends.values()}
-    return forest(forest_rows(corrected(found)), 'points of mean R@1 for four times as many triplets')
+    unit = 'points of mean R@1 for four times as many triplets'
+    return forest(forest_rows(corrected(found)), unit, 'More mined triplets')
 
 
 def best_size(sizes: list, over: dict) -> str:
