@@ -143,7 +143,7 @@ class PseudoWord(FeatureMethod):
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #e7317221
 def without_pseudo_word(prompt: str) -> str:
     "A prompt without its `$`, and without `of` before it."
-    return ' '.join(re.sub(r'(^| of | )\$(?= )', ' ', prompt).split())
+    return ' '.join(re.sub(r'(^| of | )\$(?= |$)', ' ', prompt).split())
 
 
 @dataclass(kw_only=True)
