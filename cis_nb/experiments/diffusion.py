@@ -11,24 +11,24 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SEN
            'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores',
            'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
            'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks', 'with_controls_and_rerankers',
-           'SampledRun', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'diffusion_leads', 'leads_table',
-           'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words', 'sampler_words',
-           'sampler_note', 'samplers_table', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
-           'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
-           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
-           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines',
-           'negative_search', 'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries',
-           'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row',
-           'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of',
-           'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along',
-           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
-           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
-           'changing_query', 'extreme_losses', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results',
-           'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words',
-           'tuned_words', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding',
-           'compodiff_reading', 'control_evidence', 'recipe_departures', 'judged_recipe', 'pair_line',
-           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'SampledRun', 'registered_name', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'diffusion_leads',
+           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words',
+           'sampler_words', 'sampler_note', 'samplers_table', 'PrintedTable', 'printed_columns', 'own_name',
+           'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries',
+           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
+           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
+           'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table', 'effect_forest',
+           'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image',
+           'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds',
+           'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure',
+           'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks',
+           'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows',
+           'some_points', 'changing_query', 'extreme_losses', 'peak_evidence', 'guidance_evidence', 'points_note',
+           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
+           'compodiff_finding', 'compodiff_reading', 'control_evidence', 'recipe_departures', 'judged_recipe',
+           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
+           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -399,13 +399,22 @@ class SampledRun(MatrixRun):
         return with_sampler(entry, chosen.best) if chosen else entry
 
 
+def registered_name(benchmark: Benchmark) -> str:
+    "The registered name of a benchmark, by the part of its own name before a slash."
+    plugins = {n: api.get('benchmark', n) for n in api.names('benchmark')}
+    own = benchmark.name.split('/')[0]
+    return next(n for n, plugin in plugins.items() if own in {m.split('/')[0] for m in plugin.main})
+
+
 def benchmark_samplers(entries: list, tuning: list, p: dict) -> dict:  # (method, benchmark) -> ChosenSampler
-    "What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`; none without these."
+    """What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`, on at most
+    `chosen_on` (registered name -> number; all without one) of its queries; nothing without samplers."""
     found, samplers = {}, samplers_of(p['samplers'])
-    chosen = [b for b in tuning if choosing_tasks(b, p['chosen_on'])] if samplers else []
+    n = {b.name: p['chosen_on'].get(registered_name(b), 0) for b in tuning}
+    chosen = [b for b in tuning if choosing_tasks(b, n[b.name])] if samplers else []
     for name, same in same_training(entries).items():
         for b in progress(chosen, f'sampler of {name}', 'benchmark'):
-            found[name, b.name] = choose_sampler(same, samplers, choosing_queries(same[0], b, p['chosen_on']))
+            found[name, b.name] = choose_sampler(same, samplers, choosing_queries(same[0], b, n[b.name]))
     return found
 
 
