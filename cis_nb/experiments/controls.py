@@ -8,8 +8,8 @@ __all__ = ['MOST_RESULTS', 'RANKED', 'SHOWN', 'CANVAS', 'ControlFault', 'Control
            'ControlCollection', 'control_collection', 'OneImage', 'one_image', 'ControlSearch', 'ControlAnswer',
            'answer', 'query_line', 'answer_rows', 'image_html', 'answers_html', 'ControlChange', 'control_effects',
            'effect_comparisons', 'effect_table', 'effect_sentence', 'answer_seconds', 'seconds_table',
-           'seconds_sentence', 'control_methods', 'control_runs', 'example_queries', 'ControlPanel', 'in_report',
-           'shown_panel']
+           'seconds_sentence', 'control_methods', 'methods_on', 'seed_words', 'control_runs', 'example_queries',
+           'ControlPanel', 'in_report', 'shown_panel']
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0003
 import base64
@@ -31,7 +31,7 @@ from IPython.display import Markdown
 from PIL import Image
 
 from .. import api
-from ..api import Queries
+from ..api import Queries, Unsolved
 from ..backbones.features import Features
 from ..backbones.loading import load_backbone
 from ..benchmarks.cirr import load_cirr
@@ -46,6 +46,7 @@ from ..methods.baselines import FusionMethod
 from ..methods.compodiff import CompoDiffMethod, published_compodiff
 from ..methods.diffusion import SamplerSettings
 from ..mining.triplet_images import MASK_SIDE
+from ..retrieval.protocol import Task
 from ..retrieval.ranking import cosine_scores
 from ..retrieval.search import build_index
 from ..retrieval.statistics import paired_bootstrap
@@ -180,6 +181,7 @@ class ControlCollection:
     name: str  # in the names of indexes
     source: ImageSource
     examples: pd.DataFrame  # columns reference, condition, targets (lists)
+    task: Task = None  # that the examples are of
 
 
 def control_collection(
@@ -192,7 +194,7 @@ def control_collection(
         return ControlCollection(source.name, source, pd.DataFrame(columns=['reference', 'condition', 'targets']))
     task = load_cirr(dataset_root('cirr', data, cirr, world_seed), split)
     examples = task.queries[['reference', 'condition', 'targets']]
-    return ControlCollection('cirr', task.source.only(task.shared_gallery), examples)
+    return ControlCollection('cirr', task.source.only(task.shared_gallery), examples, task)
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0017
 @dataclass
@@ -461,10 +463,10 @@ def effect_table(effects: pd.DataFrame, comparisons: pd.DataFrame, k: int) -> pd
 
 
 def effect_sentence(comparisons: pd.DataFrame) -> str:
-    "How many controls do what they should, and which do not."
+    "How many cosines of the results move as a control asks, and which do not."
     good = comparisons.verdict.eq('as expected')
     odd = [f'{r.change}: {r.verdict}' for r in comparisons[~good].itertuples()]
-    return f'{good.sum()} of {len(good)} controls act as expected' + (f' ({"; ".join(odd)})' if odd else '')
+    return f'{good.sum()} of {len(good)} cosines move as expected' + (f' ({"; ".join(odd)})' if odd else '')
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co0035
 RANKED, SHOWN = 'all rankings', 'rankings and images shown'
@@ -528,6 +530,24 @@ def control_methods(p: dict) -> dict:  # title -> Method
     return found | {e.title: e.method for e in entries[: len(p['methods'])]}
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co003a
+def methods_on(collection: ControlCollection, methods: dict) -> dict:  # title -> Method
+    "The methods; a late fusion as it is set for the examples, and left out where it has no validation queries."
+    found = {}
+    for title, m in methods.items():
+        if isinstance(m, api.MethodByTask):
+            try:
+                m = m.for_task(collection.task)
+            except Unsolved:
+                continue
+        found[title] = m
+    return found
+
+
+def seed_words(method) -> str:
+    "That a method is of a single training, for behind its title; empty for one without a run."
+    return ', one training seed' if getattr(method, 'run', '') else ''
+
+
 def control_runs(methods: dict) -> list:  # of paths
     "The runs of trained methods, for a receipt."
     return [store_root() / 'run' / m.run for m in methods.values() if getattr(m, 'run', '')]

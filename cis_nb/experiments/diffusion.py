@@ -8,26 +8,27 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SEN
            'MASK_PAIRS', 'TRADE', 'GUIDANCE_ACTS', 'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS',
            'PUBLISHED_STAGE_TWO', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler',
            'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on',
-           'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores', 'choose_sampler',
-           'samplers_of', 'evenly', 'choosing_tasks', 'same_training', 'in_sentences', 'one_benchmark',
-           'all_benchmarks', 'with_controls_and_rerankers', 'SampledRun', 'benchmark_samplers', 'run_benchmarks',
-           'diffusion_leads', 'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note',
-           'steps_in_words', 'sampler_words', 'sampler_note', 'samplers_table', 'PrintedTable', 'printed_columns',
-           'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric',
-           'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
-           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
-           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
-           'guidance_figure', 'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun',
-           'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words',
-           'weight_rows', 'some_points', 'changing_query', 'extreme_losses', 'peak_evidence', 'guidance_evidence',
-           'points_note', 'grid_results', 'guidance_finding', 'claimed_scores', 'trade_words', 'inactive_weights',
-           'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines', 'cirr_rivals',
-           'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
-           'recipe_departures', 'judged_recipe', 'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence',
-           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores',
+           'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
+           'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks', 'with_controls_and_rerankers',
+           'SampledRun', 'registered_name', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'diffusion_leads',
+           'leads_table', 'leads_forest', 'diffusion_trainings', 'share_note', 'rerank_note', 'steps_in_words',
+           'sampler_words', 'sampler_note', 'samplers_table', 'PrintedTable', 'printed_columns', 'own_name',
+           'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries',
+           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
+           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
+           'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table', 'effect_forest',
+           'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image',
+           'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds',
+           'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure',
+           'best_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks',
+           'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows',
+           'some_points', 'changing_query', 'extreme_losses', 'peak_evidence', 'guidance_evidence', 'points_note',
+           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
+           'compodiff_finding', 'compodiff_reading', 'control_evidence', 'recipe_departures', 'judged_recipe',
+           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
+           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -259,7 +260,7 @@ class ChosenSampler:
     scores: dict  # Sampler -> mean over the tasks, percent
     trained: Sampler  # that of the training
     queries: int
-    folder: Path  # of the store
+    folders: list  # of the store, one for each number of steps
 
     @property
     def best(self) -> Sampler:
@@ -276,20 +277,28 @@ def sampler_scores(entries: list, samplers: list, tasks: dict) -> pd.DataFrame: 
     return pd.DataFrame(rows, columns=['task', *Sampler._fields, 'score'])
 
 
-def choose_sampler(entries: list, samplers: list, tasks: dict) -> ChosenSampler:
-    "The best of `samplers` and of the setting of the training on tasks {name: Task}; `entries` are its seeds."
-    own, methods = sampler_of(entries[0].method), [e.method for e in entries]
-    every = list(dict.fromkeys([*samplers, own]))
-    keep_states(entries, tasks.values())
-    about = dict(samplers=every, runs=[e.run.name for e in entries], sampling=[vars(m.sampling) for m in methods])
+def cached_sampler_scores(entries: list, samplers: list, tasks: dict) -> Path:  # the folder
+    "`sampler_scores`, made once; `samplers` have one number of steps."
+    methods, given = [e.method for e in entries], sorted(samplers)
+    about = dict(samplers=given, runs=[e.run.name for e in entries], sampling=[vars(m.sampling) for m in methods])
 
     def make():
-        return dict(scores=sampler_scores(entries, every, tasks))
+        return dict(scores=sampler_scores(entries, given, tasks))
 
-    folder = cached(f'sampler-{known_as(entries[0])}', about, tasks, make, methods)
-    found = read_cached([folder], 'scores').groupby(list(Sampler._fields), sort=False).score.mean()
+    return cached(f'sampler-{known_as(entries[0])}-{given[0].steps}', about, tasks, make, methods)
+
+
+def choose_sampler(entries: list, samplers: list, tasks: dict, own: Sampler = None) -> ChosenSampler:
+    """The best of `samplers` and of the setting of the training, or `own` in its place, on tasks {name: Task};
+    `entries` are the seeds of the training."""
+    own = own or sampler_of(entries[0].method)
+    every = list(dict.fromkeys([*samplers, own]))
+    keep_states(entries, tasks.values())
+    by_steps = [[s for s in every if s.steps == n] for n in sorted({s.steps for s in every})]
+    folders = [cached_sampler_scores(entries, some, tasks) for some in by_steps]
+    found = read_cached(folders, 'scores').groupby(list(Sampler._fields), sort=False).score.mean()
     scores = {s: float(found[s]) for s in every}
-    return ChosenSampler(scores, own, sum(map(len, tasks.values())), folder)
+    return ChosenSampler(scores, own, sum(map(len, tasks.values())), folders)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #7ebe6412
 def samplers_of(given: list) -> list:  # of Sampler
@@ -333,6 +342,11 @@ def in_sentences(entry: Entry, benchmark: Benchmark) -> tuple:  # Entry, Benchma
     "A method and a benchmark, bare names in the published sentence."
     texts = SENTENCES.get(benchmark.name.split('/')[0])
     return prompted(entry, PromptedBenchmark(benchmark, *texts)) if texts else (entry, benchmark)
+
+
+def choosing_queries(entry: Entry, benchmark: Benchmark, n: int) -> dict:  # name -> Task
+    "The `choosing_tasks` of a benchmark as a method reads them."
+    return choosing_tasks(in_sentences(entry, benchmark)[1], n)
 
 
 def one_benchmark(p: dict, name: str) -> Benchmark:
@@ -385,15 +399,34 @@ class SampledRun(MatrixRun):
         return with_sampler(entry, chosen.best) if chosen else entry
 
 
+def registered_name(benchmark: Benchmark) -> str:
+    "The registered name of a benchmark, by the part of its own name before a slash."
+    plugins = {n: api.get('benchmark', n) for n in api.names('benchmark')}
+    own = benchmark.name.split('/')[0]
+    return next(n for n, plugin in plugins.items() if own in {m.split('/')[0] for m in plugin.main})
+
+
 def benchmark_samplers(entries: list, tuning: list, p: dict) -> dict:  # (method, benchmark) -> ChosenSampler
-    "What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`; none without these."
+    """What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`, on at most
+    `chosen_on` (registered name -> number; all without one) of its queries; nothing without samplers."""
     found, samplers = {}, samplers_of(p['samplers'])
-    chosen = [b for b in tuning if choosing_tasks(b, p['chosen_on'])] if samplers else []
+    n = {b.name: p['chosen_on'].get(registered_name(b), 0) for b in tuning}
+    chosen = [b for b in tuning if choosing_tasks(b, n[b.name])] if samplers else []
     for name, same in same_training(entries).items():
         for b in progress(chosen, f'sampler of {name}', 'benchmark'):
-            _, asked = in_sentences(same[0], b)
-            found[name, b.name] = choose_sampler(same, samplers, choosing_tasks(asked, p['chosen_on']))
+            found[name, b.name] = choose_sampler(same, samplers, choosing_queries(same[0], b, n[b.name]))
     return found
+
+
+def rank_sampled(run: SampledRun, seed: int = 0) -> SampledRun:
+    "The run with the rankings of its entries on its benchmarks, each with the setting that is chosen there."
+    pairs = [in_sentences(run.sampled(e, b.name), b) for e, b in solvable_pairs(run.entries, run.benchmarks)]
+    keep_states(run.entries, [t for _, b in pairs for t in b.tasks.values()])
+    folders = rank_pairs(pairs)
+    run.per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])
+    run.results = read_results(pairs, folders, seed)
+    run.folders = list(dict.fromkeys([*folders, *(f for c in run.samplers.values() for f in c.folders)]))
+    return run
 
 
 def run_benchmarks(p: dict) -> SampledRun:
@@ -403,13 +436,7 @@ def run_benchmarks(p: dict) -> SampledRun:
     entries = with_controls_and_rerankers(compared_methods(p, model), model, tuning, p)
     run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found))
     run.samplers = benchmark_samplers(entries, tuning, p)
-    pairs = [in_sentences(run.sampled(e, b.name), b) for e, b in solvable_pairs(entries, found)]
-    keep_states(entries, [t for _, b in pairs for t in b.tasks.values()])
-    folders = rank_pairs(pairs)
-    run.per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])
-    run.results = read_results(pairs, folders, p['seed'])
-    run.folders = [*folders, *(c.folder for c in run.samplers.values())]
-    return run
+    return rank_sampled(run, p['seed'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00010
 def diffusion_leads(
@@ -483,10 +510,14 @@ def sampler_note(run: SampledRun) -> str:
     if not run.samplers:
         return f'The sampler: {own}.'
     most = max(len(c.scores) for c in run.samplers.values())
-    return (
-        f'The sampler: the best of {most} settings on validation queries of the benchmark, in a table below (the tuned '
-        f'sum has {len(TEXT_WEIGHTS)} weights); where there are none, that of the training ({own}).'
+    said = (
+        f'The sampler: the best of {most} settings on labelled validation queries of the benchmark, in a table below '
+        f'(the tuned sum has {len(TEXT_WEIGHTS)} weights); where there are none, that of the training ({own}).'
     )
+    fixed = dict.fromkeys(
+        e.title for e in run.entries if e.run and not isinstance(e.method, (CompoDiffMethod, ReRanker))
+    )
+    return said + (f' Trained methods without such a choice: {", ".join(fixed)}.' if fixed else '')
 
 
 def samplers_table(run: SampledRun) -> pd.DataFrame:
@@ -1326,17 +1357,16 @@ PUBLISHED_WEIGHTS = (1.5, 7.5)  # w_I and w_T of CompoDiff, near which recall is
 def peak_evidence(
     grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS
 ) -> list:  # of lines
-    "Recall at the published weights above that at the ends; at the weights `at` of the training as own lines."
+    """Recall at the weights `at` of the training, which validation queries have chosen, above that at the ends; at the
+    published weights, where the grid has them, as own lines."""
 
     def losses(point) -> list:
         return [claim_evidence(c, words) for words, c in extreme_losses(grid, point, k, seed).items()]
 
-    if at == published:
-        return losses(at)
-    own = as_own([dict(c, what=f'at the weights of the training, {c["what"]}') for c in losses(at)])
     there = (np.isclose(grid.w_image, published[0]) & np.isclose(grid.w_text, published[1])).any()
-    words = f'recall at w_I {published[0]:g} and w_T {published[1]:g} above that at the ends; this grid lacks the point'
-    return [*(losses(published) if there else [untested(words)]), *own]
+    if at == published or not there:
+        return losses(at)
+    return [*losses(at), *as_own([dict(c, what=f'at the published weights, {c["what"]}') for c in losses(published)])]
 
 
 def guidance_evidence(
@@ -1374,18 +1404,14 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #feff479e
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
-    "The best point, what each weight moves, and whether the ends of a weight hurt."
-    w_image, w_text, best = best_point(grid, k)
-    moved = {words: brief_difference(c, change) for words, c in trade_words(grid, at, seed).items()}
-    losses = extreme_losses(grid, at, k, seed).values()
-    hurt = sum(verdict(c) == 'better' for c in losses)
-    here = grid_values(grid, k=k).loc[at[1], at[0]]
-    return (
-        f'R@{k} is highest at w_I {w_image:g}, w_T {w_text:g} ({best:.1f}; {here:.1f} at the weights {at[0]:g} and '
-        f'{at[1]:g} of the training). Largest − smallest weight: '
-        + '; '.join(f'{words} {value}' for words, value in moved.items())
-        + f'. {hurt} of {len(losses)} ends of the weights lower R@{k}'
-    )
+    "What each weight moves, and whether the ends of a weight hurt."
+    trade, losses = trade_differences(grid, at, seed), extreme_losses(grid, at, k, seed).values()
+    said = [
+        f'Largest − smallest {WEIGHT_NAMES[w]}: {TRADE[score]} {brief_difference(trade[w, score], change)}'
+        for w, score in claimed_scores(grid).items()
+    ]
+    hurt = f'{sum(verdict(c) == "better" for c in losses)} of {len(losses)} ends of the weights'
+    return '. '.join([*said, f'R@{k} is lower at {hurt} than at those of the training'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #76d25253
 WEIGHT_NAMES = dict(w_image='w_I', w_text='w_T')
@@ -1397,12 +1423,6 @@ def claimed_scores(grid: pd.DataFrame) -> dict:  # weight -> score
     return dict(w_image=kept, w_text=done)
 
 
-def trade_words(grid: pd.DataFrame, at: tuple, seed: int = 0) -> dict:  # words -> comparisons
-    "What the largest weight moves against the smallest, of the scores that it is claimed to raise."
-    trade = trade_differences(grid, at, seed)
-    return {f'{WEIGHT_NAMES[w]}, {TRADE[score]}': trade[w, score] for w, score in claimed_scores(grid).items()}
-
-
 def inactive_weights(grid: pd.DataFrame, at: tuple, seed: int = 0) -> str:
     "A sentence for each weight that does not raise what it is claimed to raise, with the best value; empty if both do."
     trade, said = trade_differences(grid, at, seed), []
@@ -1410,10 +1430,11 @@ def inactive_weights(grid: pd.DataFrame, at: tuple, seed: int = 0) -> str:
         c, name = trade[w, score], WEIGHT_NAMES[w]
         if verdict(c) == 'better':
             continue
-        means = along(grid, w, at).groupby(w)[score].mean()
+        means, against = along(grid, w, at).groupby(w)[score].mean(), verdict(c) == 'worse'
+        head = f'A larger {name} does not act as asked' if against else f'No effect of a larger {name} is shown'
         said.append(
-            f'A larger {name} does not act as asked: {TRADE[score]}, largest − smallest {name},'
-            f' {format_difference(c, change)}; highest at {name} {means.idxmax():g} ({means.max():.1f}).'
+            f'{head}: {TRADE[score]}, largest − smallest {name}, {format_difference(c, change)}; highest at {name}'
+            f' {means.idxmax():g} ({means.max():.1f}).'
         )
     return ' '.join(said)
 

@@ -7,22 +7,23 @@ __all__ = ['CONTROL_ROWS', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGE
            'PREDICTION_VARIANTS', 'CURVE_COLUMNS', 'PRINTED_METRICS', 'SETTING_FIELDS', 'PRINTED_BACKBONES',
            'benchmark_scores', 'validation_queries', 'guidance_points', 'variant_samplers', 'rank_denoisers',
            'train_denoisers', 'denoiser_differences', 'metric_titles', 'base_differences', 'denoiser_table',
-           'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name', 'with_steps', 'rank_step_counts',
-           'sampler_seconds', 'slope_ratio', 'near_evidence', 'rise_evidence', 'time_evidence', 'step_evidence',
-           'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding', 'guidance_words',
-           'chosen_table', 'chosen_note', 'steps_note', 'printed_steps', 'mixture_table', 'stage_two_evidence',
-           'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes',
-           'doubling_finding', 'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run',
-           'caption_results', 'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons',
-           'caption_forest', 'RandomDenoising', 'denoiser_training_rates', 'random_queries', 'sample_by_branch',
-           'sampler_rates', 'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters',
-           'projected_hours', 'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements',
-           'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table',
-           'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence',
-           'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_steps',
-           'state_differences', 'state_table', 'state_forest', 'state_finding', 'with_other_start', 'train_predictions',
-           'training_curves', 'loss_changes', 'steadiness_evidence', 'prediction_evidence', 'prediction_finding',
-           'prediction_figure', 'printed_variants', 'printed_captions', 'compared_settings', 'settings_table']
+           'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name', 'training_name', 'with_steps',
+           'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'near_evidence',
+           'rise_evidence', 'over_seeds_only', 'time_evidence', 'step_evidence', 'step_rows', 'step_count_figure',
+           'queries_per_second', 'step_count_table', 'step_finding', 'chosen_table', 'chosen_note', 'tuning_note',
+           'steps_note', 'printed_steps', 'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes',
+           'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
+           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
+           'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
+           'RandomDenoising', 'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates',
+           'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters', 'projected_hours',
+           'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements', 'denoiser_measurements',
+           'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table', 'triplet_measurements',
+           'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence', 'state_variants',
+           'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_steps', 'state_differences', 'state_table',
+           'state_forest', 'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
+           'steadiness_evidence', 'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants',
+           'printed_captions', 'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import json
@@ -53,7 +54,7 @@ from ..core.parameters import pick_device
 from ..core.plotting import color, draw_intervals, forest, page
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import manifest, project_root
-from .combiner_ablations import claim_evidence, needed_for, untested
+from .combiner_ablations import as_own, claim_evidence, needed_for, untested
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     brief_difference,
@@ -73,15 +74,36 @@ from cis_nb.experiments.diffusion import (
     SampledRun,
     Sampler,
     choose_sampler,
+    choosing_queries,
     choosing_tasks,
+    rank_sampled,
     same_training,
     sampler_of,
+    samplers_of,
     steps_in_words,
+    tuning_benchmarks,
     untrained_denoiser,
+    with_controls_and_rerankers,
     with_sampler,
 )
-from .entries import Entry, trained_entries, training_config, training_parameters, untrained_method
-from .matrix import MatrixRun, load_benchmarks, main_metric, main_rows, query_scores, rank_all
+from cis_nb.experiments.entries import (
+    Entry,
+    compared_methods,
+    trained_entries,
+    training_config,
+    training_parameters,
+    untrained_method,
+)
+from cis_nb.experiments.matrix import (
+    MatrixRun,
+    load_benchmarks,
+    main_metric,
+    main_rows,
+    query_scores,
+    rank_all,
+    strongest_on,
+    unsolved_tasks,
+)
 from ..methods.late_fusion import BASELINES, validation_benchmark
 from .sweeps import SweepParameters, base_of, train_variants
 from .throughput import Measurement, call_seconds, count_operations, product_rate
@@ -156,7 +178,7 @@ def rank_denoisers(p: dict, others) -> SampledRun:
 
     run = SampledRun(**vars(rank_all(given, found, missing, with_untrained)), samplers=chosen)
     run.per_query = benchmark_scores(run)
-    run.folders = [*run.folders, *(c.folder for c in chosen.values())]
+    run.folders = [*run.folders, *(f for c in chosen.values() for f in c.folders)]
     return run
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #c926d678
@@ -233,23 +255,57 @@ def step_name(n: int) -> str:
     return f'steps_{n}'
 
 
-def with_steps(entry: Entry, n: int) -> Entry:
+def training_name(n: int) -> str:
+    "The row of n steps with the guidance weights of the training."
+    return f'training_{n}'
+
+
+def with_steps(entry: Entry, n: int, name: str = '', more: str = '') -> Entry:
     "The same training with n steps of the sampler."
-    m = replace(entry.method, steps=n)
-    return replace(entry, method=m, name=step_name(n), title=steps_in_words(n))
+    sampled = with_sampler(entry, sampler_of(entry.method)._replace(steps=n))
+    return replace(sampled, name=name or step_name(n), title=steps_in_words(n) + more)
+
+
+def step_samplers(trained: list, tuning: list, p: dict) -> dict:  # (row, benchmark) -> ChosenSampler
+    """The guidance weights that the queries of each benchmark of `tuning` choose for each of `steps`, among `weights`
+    of `p` and those of the training."""
+    found, own = {}, sampler_of(trained[0].method)
+    for b, n in progress([*product(tuning, p['steps'])], 'guidance', 'number of steps'):
+        given, asked = samplers_of([[n, *w] for w in p['weights']]), choosing_queries(trained[0], b, p['chosen_on'])
+        found[step_name(n), b.name] = choose_sampler(trained, given, asked, own._replace(steps=n))
+    return found
+
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #5f0e7a31
+def step_entries(trained: list, samplers: dict, steps: list) -> list:  # of Entry
+    "A row for each number of steps, and behind it one with the weights of the training where others are chosen."
+    rows = []
+    for n in steps:
+        rows += [with_steps(e, n) for e in trained]
+        if any(c.best != c.trained for (name, _), c in samplers.items() if name == step_name(n)):
+            rows += [with_steps(e, n, training_name(n), ', weights of the training') for e in trained]
+    return rows
 
 
 def rank_step_counts(p: dict) -> SampledRun:
-    """The training of `p` with each number of `steps`, each with its own guidance weights, and the baselines, on its
-    benchmarks. ValueError without steps."""
+    """The training of `p` with each number of `steps`, each with its own guidance weights, the baselines and controls,
+    on the main tasks of its benchmarks. FileNotFoundError if none is there; ValueError without steps."""
     if not p['steps']:
         raise ValueError('steps: there are none; give numbers of steps, for instance [1, 5, 10]')
-
-    def others(model) -> list:
-        trained = trained_entries([p['training']], p['seeds'], model, p['device'])
-        return [with_steps(e, n) for n in p['steps'] for e in trained]
-
-    return rank_denoisers(p | dict(shorter={}), others)
+    found, missing = load_benchmarks(p['benchmarks'], p['data'], p['world_seed'])
+    if not found:
+        raise FileNotFoundError('; '.join(missing.values()))
+    found = {name: replace(b, tasks=choosing_tasks(b, 0)) for name, b in found.items()}
+    model, tuning = load_backbone(p['backbone'], p['pretrained'], p['device']), tuning_benchmarks(p)
+    methods = list(dict.fromkeys(['text_only', *p['methods']]))
+    named = p | dict(methods=methods, trainings=[p['training']], reranked=0)
+    entries = with_controls_and_rerankers(compared_methods(named, model), model, tuning, named)
+    plain, trained = [e for e in entries if not e.run], [e for e in entries if e.run]
+    samplers = step_samplers(trained, tuning, p)
+    entries = [*plain, *step_entries(trained, samplers, p['steps'])]
+    run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found), samplers)
+    run = rank_sampled(run, p['seed'])
+    run.per_query = benchmark_scores(run)
+    return run
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #9b70b06d
 def sampler_seconds(method: CompoDiffMethod, steps: list, rows: int, repeats: int, seed: int = 0) -> dict:
@@ -296,6 +352,13 @@ def rise_evidence(run: MatrixRun, steps: list, seed: int = 0) -> list:  # of lin
     return lines
 
 
+def over_seeds_only(lines: list) -> list:
+    "Lines of evidence; those of a single training, which have no interval over seeds, as own comparisons."
+    single = [c.get('seeds') == 1 for c in lines]
+    shown = [as_own([c])[0] if one else c for one, c in zip(single, lines)]
+    return shown + ([untested('an interval over training seeds; this run has one seed')] if any(single) else [])
+
+
 def time_evidence(seconds: dict, repeats: int) -> list:  # of lines
     "C12: time is linear in the steps, and that of a hundred is at least half of twenty times that of five."
     ratio = slope_ratio(seconds)
@@ -311,7 +374,7 @@ def time_evidence(seconds: dict, repeats: int) -> list:  # of lines
 def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, seed: int = 0) -> dict:  # claim -> lines
     "C11 to C13; recall after a fine-tuning, of which C11 and C13 speak too, is not tested."
     steps, tuned = sorted(seconds), untested('the same after fine-tuning')
-    near, rise = near_evidence(run, steps, limit, seed), rise_evidence(run, steps, seed)
+    near, rise = (over_seeds_only(f) for f in (near_evidence(run, steps, limit, seed), rise_evidence(run, steps, seed)))
     return {'C11': [*near, tuned], 'C12': time_evidence(seconds, repeats), 'C13': [*rise, tuned]}
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000021
@@ -361,10 +424,11 @@ def queries_per_second(seconds: dict, rows: int) -> dict:  # steps -> Estimate
 
 
 def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int) -> pd.DataFrame:
-    """The score on each benchmark, its difference to `base` steps (`base_differences`), and both times: a row for each
+    """The score on each benchmark, its difference to `base` steps (`base_differences`), and both times: rows for each
     number of steps, and one for each baseline and control, which have no times."""
-    times = {step_name(n): n for n in alone}
-    order, rates = [*times, *(m for m in run.titles if m not in times)], queries_per_second(batch, rows)
+    times, rates = {step_name(n): n for n in alone}, queries_per_second(batch, rows)
+    of_steps = [m for n in alone for m in (step_name(n), training_name(n)) if m in run.titles]
+    order = [*of_steps, *(m for m in run.titles if m not in of_steps)]
     table = {'sampler': [run.titles[m] for m in order]}
     for name, title in metric_titles(run).items():
         cells = {r.method: format_uncertainty(r) for r in main_rows(name, run.results).itertuples()}
@@ -377,27 +441,20 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
     return pd.DataFrame(table)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
-def step_finding(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int) -> str:
-    """Scores at the fewest, five and the most steps beside `base` steps, the late fusions, the chosen guidance weights,
-    and the times, in words."""
+def step_finding(run: MatrixRun, found: dict, alone: dict, base: int) -> str:
+    "Scores at the fewest, five and the most steps beside `base` steps, the strongest baseline, and times, in words."
     steps, said = sorted(alone), []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in alone and n != base]
+    seeds = run.per_query[run.per_query.method == step_name(base)].seed.nunique()
     for name, title in metric_titles(run).items():
-        value = main_rows(name, run.results).set_index('method').value
-        less = [f'{n} {brief_difference(found[step_name(n), name])}' for n in shown]
-        sums = [f'{run.titles[m]} {value[m]:.1f}' for m in BASELINES if m in value]
-        head = f'{title} with {base} steps {value[step_name(base)]:.1f}'
-        said.append(f'{head}; minus that, steps: {", ".join(less)}; {", ".join(sums)}')
-    rates = queries_per_second(batch, rows)
-    ms = ', '.join(f'{n}: {1000 * alone[n].value:.0f} ms' for n in dict.fromkeys([steps[0], base, steps[-1]]))
-    said.append(f'Guidance weights w_I / w_T, chosen on validation queries, steps: {guidance_words(run)}')
-    said.append(f'One query alone, steps: {ms}; {rates[base].value:,.0f} queries/s with {base} in batches')
-    return '. '.join(said)
-
-
-def guidance_words(run: SampledRun) -> str:
-    "The chosen weights of each number of steps."
-    return ', '.join(f'{s.steps}: {s.w_image:g} / {s.w_text:g}' for s in (c.best for c in run.samplers.values()))
+        value, rival = main_rows(name, run.results).set_index('method').value, strongest_on(run, name)
+        less = ', '.join(f'{steps_in_words(n)} {brief_difference(found[step_name(n), name])}' for n in shown)
+        head = f'{title} with {steps_in_words(base)} {value[step_name(base)]:.1f}, {seeds} seed{"s" * (seeds > 1)}'
+        said.append(
+            f'{head}; minus that: {less}' + (f'; {run.titles[rival]} {value[rival]:.1f}' if rival in value else '')
+        )
+    ms = [f'{1000 * alone[n].value:.0f} ms with {steps_in_words(n)}' for n in dict.fromkeys([steps[0], base])]
+    return '. '.join([*said, f'A query alone takes {", ".join(ms)}'])
 
 
 def chosen_table(run: SampledRun) -> pd.DataFrame:
@@ -416,6 +473,17 @@ def chosen_note(p: dict) -> str:
     asked = ', '.join(f'{len(t)} of {name} ({t.protocol.id})' for name, t in tasks.items())
     among = f'w_I of {weights[0]}, w_T of {weights[1]}, and those of the training'
     return f'queries: {asked}, each asked of one training seed in turn; {among}'
+
+
+def tuning_note(p: dict, run: SampledRun) -> str:
+    "Which queries have chosen the guidance weights of each number of steps, and in which galleries."
+    own, said = run.entries[-1], []
+    for b in tuning_benchmarks(p):
+        for key, t in choosing_queries(own, b, p['chosen_on']).items():
+            said.append(
+                f'{len(t)} queries of {b.name}/{key} among {len(t.shared_gallery or t.images)} images ({t.protocol.id})'
+            )
+    return f'validation: {"; ".join(said) or "none"}; each query is asked of one training seed in turn'
 
 
 def steps_note(p: dict, run: MatrixRun) -> str:

@@ -7,8 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
+from projects import ROOT
+
 from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.core.experiment_files import read_params
 from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments.claims import judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
@@ -180,3 +183,18 @@ def test_hours_are_projected_by_samples():
     assert first.samples == 1_000_000 * 4096
     assert first.hours == pytest.approx(first.samples / 64 * 2 / 3600) and first.low < first.hours < first.high
     assert A.projected_hours_table([rates])['projected from'].iloc[0] == 'cpu, float32: steps of 64'
+
+
+@pytest.mark.parametrize('profile', ['quick', 'full'])
+def test_two_pages_choose_the_sampler_in_the_same_way(profile):
+    "The page on the number of steps and that on all benchmarks have the same queries, seeds and guidance weights."
+    pages = ('08_scaling/denoising_steps', '06_evaluation/compodiff')
+    steps, rivals = (read_params(ROOT / f'params/{profile}/{page}.yaml') for page in pages)
+    for name in ('world_seed', 'tune_seed', 'seeds'):
+        assert steps[name] == rivals[name], name
+    assert {rivals['chosen_on'][n.partition('=')[0]] for n in steps['tuned_on']} == {steps['chosen_on']}
+    assert set(steps['benchmarks']) <= set(rivals['benchmarks']) and set(steps['tuned_on']) <= set(rivals['tuned_on'])
+    assert steps['training'] in rivals['trainings']
+    for n in steps['steps']:
+        there = [[w_image, w_text] for k, w_image, w_text in rivals['samplers'] if k == n]
+        assert len(there) < 2 or sorted(there) == sorted(steps['weights']), n
