@@ -519,7 +519,11 @@ def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id,
     found = {i: judge_one(test, tasks, needs, evidence.get(i, [])) for i, (test, needs) in ours.items()}
     found |= {i: judge_one(lambda c=c: c, set()) for i, c in evidence.items() if i not in ours}
     found |= {i: waiting_outcome(what, found[i].comparisons if i in found else ()) for i, what in waiting.items()}
-    found |= {i: Outcome('needs longer trainings, or a page that this profile leaves out', NOT_HERE) for i in TESTED if i not in found}
+    found |= {
+        i: Outcome('needs longer trainings, or a page that this profile leaves out', NOT_HERE)
+        for i in TESTED
+        if i not in found
+    }
     rows = [(i, e, verdict_without_test(i) if v == NOT_HERE else v, c) for i, (e, v, c) in found.items()]
     return (
         claims()
