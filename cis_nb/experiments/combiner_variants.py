@@ -53,7 +53,9 @@ from ..api import method_style, task_title
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #98cb440d
 TUNED_VARIANTS = {f'tune_{towers}': dict(tune=towers) for towers in ('none', 'text', 'image', 'both')}
-TUNED_VARIANTS |= dict(tune_no_filter=dict(tune='both', filter='none'))  # variant of the published recipe -> what it changes
+TUNED_VARIANTS |= dict(
+    tune_no_filter=dict(tune='both', filter='none')
+)  # variant of the published recipe -> what it changes
 _STEPS_BACK = {f'back_{k}': step for k, step in BACK.items()}  # variant -> label, change
 
 
