@@ -606,7 +606,7 @@ def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
         for backbone, some in rows.groupby('backbone', sort=False):
             protocol, values = _main_protocol(some), _over_seeds(_of_one_protocol(some))
             about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
-            about['world'] = worlds.get(page)
+            about['of_world'] = worlds.get(page)
             out.append(dict(about, gallery=gallery, values=values))
     return out
 
