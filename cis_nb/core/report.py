@@ -99,7 +99,8 @@ def _numeric(values) -> bool:
 # %% ../../nbs/00a_core/04_report.ipynb #558d5edf
 def _protocol_line(p) -> str:
     "One protocol: its title, the rest folded away."
-    name, text = html.escape(getattr(p, 'title', textwrap.shorten(str(p), 90, placeholder=''))), html.escape(str(p))
+    title = '' if isinstance(p, str) else getattr(p, 'title', '')  # a text has a method of this name
+    name, text = html.escape(title or textwrap.shorten(str(p), 90, placeholder='')), html.escape(str(p))
     if 'partial' in text and 'partial' not in name:
         name += ' (partial)'
     if len(text) < 110:
