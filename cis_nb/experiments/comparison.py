@@ -163,7 +163,7 @@ def queries_needed(c: dict, limit: float) -> int:  # 0: these are enough
 
 
 def corrected(found: dict) -> dict:
-    "Comparisons of a page (label -> comparison), each with its p-value by Holm's correction, `p_corrected`."
+    "Comparisons of one question (label -> comparison), each with its p-value by Holm's correction, `p_corrected`."
     p_values = holm([c['p'] for c in found.values()])
     return {label: dict(c, p_corrected=float(p)) for (label, c), p in zip(found.items(), p_values)}
 
