@@ -40,9 +40,10 @@ def left_after(store, seconds: float) -> dict:
     return left
 
 
-def hear_hangups():
-    "Let SIGHUP end a process, also where the tests run under nohup, whose children ignore it."
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def hear_signals():
+    "Let signals end a process, also where a shell has made the tests deaf to them: under nohup, in the background."
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def make_book(project, *words, **popen) -> subprocess.Popen:
@@ -54,7 +55,7 @@ def make_book(project, *words, **popen) -> subprocess.Popen:
         (project.home / name).touch()
     (folder.parent / '.ready').touch()
     command = ['make', '-f', ROOT / 'Makefile', 'book', 'VENV=environment', *words]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_hangups) | popen
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_signals) | popen
     return subprocess.Popen(command, cwd=project.home, env=project.env, **pipes)
 
 
