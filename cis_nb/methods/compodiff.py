@@ -16,6 +16,7 @@ __all__ = ['COMPODIFF_SCHEME', 'PADDINGS', 'T5_TOKENS', 'T5_PREFIX', 'SAMPLER_FI
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -203,12 +204,15 @@ class T5Texts:
 
     def __init__(self, name: str, device: str = 'auto'):
         try:
-            from transformers import AutoTokenizer, T5EncoderModel
+            from transformers import AutoConfig, AutoTokenizer, T5EncoderModel
         except ImportError as e:
             raise ImportError(f"text_encoder: {name!r} needs transformers: pip install 'cis_nb[synthesis]'") from e
+        AutoConfig.from_pretrained(name)  # its error says more than the tokenizer's
         try:
             self.name, self.tokenizer = T5_PREFIX + name, AutoTokenizer.from_pretrained(name)
         except ValueError as e:  # its words are in a SentencePiece file, as those of google/t5-v1_1-xl
+            if find_spec('sentencepiece') is not None:
+                raise
             raise ImportError(f"text_encoder: {name!r} needs sentencepiece: pip install 'cis_nb[synthesis]'") from e
         self.model = T5EncoderModel.from_pretrained(name).to(pick_device(device)).eval().requires_grad_(False)
         self.W, self.dtype, self.device = self.model.config.d_model, self.model.dtype, self.model.device
