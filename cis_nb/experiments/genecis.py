@@ -198,11 +198,11 @@ class GenecisRun(MatrixRun):
         return tasks_by_draw(self.benchmarks)
 
 
-def run_genecis(given: dict) -> GenecisRun:
-    "Rankings and results of the methods of the parameters on the tasks of the parameters."
+def run_genecis(given: dict, others=None) -> GenecisRun:
+    "Methods and tasks of the parameters, ranked; `others`: backbone -> more entries."
     p = GenecisParameters.of(given)
     at = genecis_tasks(p)
-    run = rank_all(given, at.benchmarks, at.missing, model=at.model)
+    run = rank_all(given, at.benchmarks, at.missing, others, at.model)
     results = summary(run.per_query, p.backbone, p.seed)
     return GenecisRun(**vars(run) | dict(results=results), root=at.root, rules=at.rules)
 

@@ -138,14 +138,14 @@ def prompted_entries(entries: list) -> list:  # of Entry
     return [e for e in entries if e.run and hasattr(e.method, 'with_prompt')]
 
 
-def with_prompt_choice(entries: list, p: dict, published: dict = {}) -> list:  # of Entry
+def with_prompt_choice(entries: list, p: dict, published: dict | None = None) -> list:  # of Entry
     """Trained pseudo-words, and their controls, with a prompt of `p['prompts']` for each task.
 
     `published`: task -> prompt, as in `PromptChoice`."""
     where = dict(data=p['data'], world_seed=p['world_seed'], sentences=p.get('sentences', 'mixed'))
     validation, choices = partial(validation_task, **where), {}
     for e in prompted_entries(entries):
-        choices.setdefault(e.name, PromptChoice(e.method, p['prompts'], validation, published))
+        choices.setdefault(e.name, PromptChoice(e.method, p['prompts'], validation, published or {}))
     of = {m + end: choice for m, choice in choices.items() for end in ('', *CONTROL_TITLES)}
     return [replace(e, method=PromptByTask(e.method, of[e.name])) if e.name in of else e for e in entries]
 
