@@ -166,7 +166,7 @@ def ablation_table(per_query, leads: dict) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #5abd3f4c
 def recipe_leads(per_query, seed: int = 0) -> dict:  # (recipe, fusion, '') -> comparison
-    "Each recipe against each late fusion, corrected together."
+    "Each recipe against each late fusion, corrected `by_question`."
     trained = [v for v in RECIPES if v in set(per_query.method)]
     return rival_leads({'': per_query}, [(v, b) for v in trained for b in BASELINES], seed=seed)
 

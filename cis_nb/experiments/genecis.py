@@ -303,7 +303,7 @@ MEAN = 'mean'  # of the tasks, in `genecis_leads`
 
 
 def genecis_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, mean or task) -> comparison
-    "R@1 of each trained method minus that of each rival, on the mean and on each task, corrected together."
+    "R@1 of each trained method minus that of each rival, on the mean and on each task, corrected `by_question`."
     tasks = [t for t in TASKS if t in set(run.per_query.task)]
     parts = {MEAN: run.per_query} | {t: run.per_query[run.per_query.task == t] for t in tasks}
     return rival_leads(parts if tasks else {}, judged_pairs(run.entries), seed=seed)

@@ -18,7 +18,7 @@ from ..backbones.loading import load_backbone
 from ..benchmarks.grocery import Grocery, grocery_benchmark, grocery_pairs, products_beside, read_grocery
 from ..core.plotting import color, page
 from ..data.roots import dataset_root
-from .comparison import UNTRAINED, compare, corrected, format_uncertainty, over_seeds
+from .comparison import UNTRAINED, by_question, compare, format_uncertainty, over_seeds
 from .entries import Entry, read_cached, trained_entry, untrained_methods
 from .matrix import rank_entries
 from .photo_triplets import sum_entry
@@ -107,9 +107,9 @@ class GroceryRun:
         return pd.concat(rows, ignore_index=True)
 
     def leads(self, method: str, rivals: list, group: str = 'all', seed: int = 0) -> dict:
-        "How much better a method is than each rival in R@1: rival -> comparison, corrected together."
-        found = {r: compare(self.lines, method, r, tasks=[group], seed=seed) for r in rivals}
-        return corrected(found)
+        "How much better a method is than each rival in R@1: rival -> comparison, corrected `by_question`."
+        found = {(method, r): compare(self.lines, method, r, tasks=[group], seed=seed) for r in rivals}
+        return {r: c for (_, r), c in by_question(found).items()}
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #01b27d5c
 def run_grocery(p: dict) -> GroceryRun:

@@ -254,7 +254,7 @@ def main_scores(run: MatrixRun) -> dict:  # benchmark -> rankings
 
 
 def main_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, benchmark) -> comparison
-    "Each training against its rivals in the main metric of each benchmark, corrected together."
+    "Each training against its rivals in the main metric of each benchmark, corrected `by_question`."
     return rival_leads(main_scores(run), judged_pairs(run.entries), of='score', seed=seed)
 
 
