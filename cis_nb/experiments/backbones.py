@@ -148,7 +148,7 @@ def mean_recalls(per_query) -> dict:  # method -> percent
     return {m: found[m].groupby('task').mean().mean() for m in per_query.method.unique()}
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #1840480f
-METHODS_COMPARED = {b: api.method_style(b).title for b in BASELINES} | dict(combiner='Combiner')
+METHODS_COMPARED = {b: api.method_style(b).title for b in BASELINES} | dict(combiner='Short Combiner')
 
 
 def combiner_leads(per_query, backbones, seed: int = 0) -> dict:  # (combiner, fusion, backbone) -> comparison
