@@ -27,7 +27,7 @@ from cis_nb.experiments.combiner_ablations import (
 )
 from .entries import judged_pairs
 from ..methods.late_fusion import BASELINES, TUNED_SUM
-from .comparison import compare, corrected, format_difference, format_interval, hits, rival_leads
+from .comparison import by_question, compare, format_difference, format_interval, hits, rival_leads
 from .genecis import GenecisTasks
 from .modality_gap import word_statistics
 from .sweeps import mean_of, mean_score, score_title, trained_only
@@ -148,17 +148,17 @@ def mean_recalls(per_query) -> dict:  # method -> percent
     return {m: found[m].groupby('task').mean().mean() for m in per_query.method.unique()}
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #1840480f
-METHODS_COMPARED = {b: api.method_style(b).title for b in BASELINES} | dict(combiner='Combiner')
+METHODS_COMPARED = {b: api.method_style(b).title for b in BASELINES} | dict(combiner='Short Combiner')
 
 
 def combiner_leads(per_query, backbones, seed: int = 0) -> dict:  # (combiner, fusion, backbone) -> comparison
-    "The Combiner against each late fusion over the same backbone, corrected together."
+    "The Combiner against each late fusion over the same backbone, corrected `by_question`."
     found = {
         ('combiner', m, b): compare(per_query, f'combiner, {b}', f'{m}, {b}', seed=seed)
         for b in backbones
         for m in BASELINES
     }
-    return corrected(found)
+    return by_question(found)
 
 
 def combiner_gain_table(per_query, accuracy: dict, seed: int = 0) -> pd.DataFrame:

@@ -128,7 +128,7 @@ def composed_table(results: pd.DataFrame, titles: dict, guess: dict, columns: di
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #3dcd142e
 def composed_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, task) -> comparison
-    "R@1 of each trained method minus that of each rival, on every task, corrected together."
+    "R@1 of each trained method minus that of each rival, on every task, corrected `by_question`."
     parts = {t: run.per_query[run.per_query.task == t] for t in run.sets}
     return rival_leads(parts, judged_pairs(run.entries), seed=seed)
 

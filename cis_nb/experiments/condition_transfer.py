@@ -31,7 +31,7 @@ from ..core.plotting import draw_intervals, forest, page
 from ..data.augmentation import stored_size
 from ..data.products import has_words, without_words
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, claim_evidence
-from .comparison import compare, corrected, forest_rows, format_difference
+from .comparison import by_question, compare, forest_rows, format_difference
 from .condvit_ablations import Variant
 from .entries import Entry, read_cached, untrained_methods
 from ..methods.late_fusion import TunedProduct, TunedSum
@@ -239,13 +239,13 @@ HEADLINE = {TEXT: (START_TEXT, TUNED, TEXT_ALL), NOUN: (NONE, CATEGORY, START_TE
 
 
 def group_differences(lines: pd.DataFrame, own: str, k: int = 1, seed: int = 0) -> dict:  # (rival, group) -> comparison
-    "R@`k` of the training `own` minus that of each rival on the queries of each group, corrected together."
+    "R@`k` of the training `own` minus that of each rival on the queries of each group, corrected `by_question`."
     found = {
-        (r, g): compare(lines[lines.task == g], own, r, k=k, seed=seed)
+        (own, r, g): compare(lines[lines.task == g], own, r, k=k, seed=seed)
         for g in (HELD_OUT, SEEN)
         for r in TRANSFER_RIVALS[own]
     }
-    return corrected(found)
+    return {(r, g): c for (_, r, g), c in by_question(found).items()}
 
 
 def group_forest(found: dict, titles: dict):

@@ -71,6 +71,7 @@ from cis_nb.experiments.comparison import (
     change,
     compare,
     contrast,
+    by_question,
     corrected,
     forest_rows,
     difference_cell,
@@ -442,14 +443,14 @@ def run_benchmarks(p: dict) -> SampledRun:
 def diffusion_leads(
     run: MatrixRun, method: str, rivals: list, seed: int = 0
 ) -> dict:  # (benchmark, rival) -> comparison
-    "A method minus each rival in the main metric of each benchmark, corrected together."
+    "A method minus each rival in the main metric of each benchmark, corrected `by_question`."
     found = {}
     for name, per_query in run.per_query.groupby('benchmark', sort=False):
         mine = query_scores(per_query, main_metric(name, run.results))
         mine = whole_references(mine) if name == 'composition' else mine
         there = [r for r in rivals if {r, method} <= set(mine.method)]
-        found |= {(name, r): compare(mine, method, r, of='score', seed=seed) for r in there}
-    return corrected(found)
+        found |= {(method, r, name): compare(mine, method, r, of='score', seed=seed) for r in there}
+    return {(name, r): c for (_, r, name), c in by_question(found).items()}
 
 
 def leads_table(found: dict, run: MatrixRun, rivals: list) -> pd.DataFrame:
@@ -1276,10 +1277,11 @@ def rank_beside(run: GuidanceRun, p: dict) -> MatrixRun:
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #ba40e10e
 def beside_differences(run: GuidanceRun, beside: MatrixRun, ks: list, seed: int = 0) -> dict:  # (method, k)
-    "R@k of stage 2 at the weights of its training minus that of each row of `beside`, corrected together."
+    "R@k of stage 2 at the weights of its training minus that of each row of `beside`, corrected `by_question`."
     at = np.isclose(run.grid.w_image, run.at[0]) & np.isclose(run.grid.w_text, run.at[1])
     lines = pd.concat([run.grid[at].assign(method=ZERO_SHOT), beside.per_query])
-    return corrected({(m, k): compare(lines, ZERO_SHOT, m, k=k, seed=seed) for m in beside.titles for k in ks})
+    found = {(ZERO_SHOT, m, k): compare(lines, ZERO_SHOT, m, k=k, seed=seed) for m in beside.titles for k in ks}
+    return {(m, k): c for (_, m, k), c in by_question(found).items()}
 
 
 def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> pd.DataFrame:

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['MEAN', 'VERDICT_PHRASES', 'share_images', 'summary', 'load_genecis_tasks', 'readable', 'draw_benchmarks',
-           'tasks_by_draw', 'GenecisTasks', 'GenecisParameters', 'genecis_tasks', 'GenecisRun', 'run_genecis',
-           'overview_table', 'training_row', 'trainings_table', 'annotation_rankings', 'untrained_results',
-           'mean_cells', 'draw_table', 'feature_norms', 'order_line', 'genecis_leads', 'judged_on_mean', 'headline',
-           'with_intervals', 'recall_bars', 'comparison_sentence', 'won_strips', 'failure_strips', 'condition_strip']
+           'tasks_by_draw', 'GenecisTasks', 'GenecisParameters', 'genecis_tasks', 'GenecisRun', 'with_one_weight',
+           'run_genecis', 'overview_table', 'training_row', 'trainings_table', 'annotation_rankings',
+           'untrained_results', 'mean_cells', 'draw_table', 'feature_norms', 'order_line', 'genecis_leads',
+           'judged_on_mean', 'headline', 'one_weight_note', 'with_intervals', 'recall_bars', 'comparison_sentence',
+           'won_strips', 'failure_strips', 'condition_strip']
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #6ccbbc96
 from dataclasses import dataclass, replace
@@ -40,8 +41,15 @@ from cis_nb.experiments.comparison import (
     uncertainty_bounds,
     verdict,
 )
-from .entries import Entry, judged_pairs, read_cached, untrained_methods
-from ..methods.late_fusion import strongest_baseline
+from .entries import Entry, compared_methods, judged_pairs, read_cached, untrained_methods
+from cis_nb.methods.late_fusion import (
+    ONE_WEIGHT,
+    SCORE_PRODUCT,
+    TEXT_WEIGHTS,
+    TUNED_SUM,
+    one_weight,
+    strongest_baseline,
+)
 from .examples import failures, first_ranked, lines_of, condition_lines, won_by
 from .matrix import MatrixRun, rank_all, rank_entries, unsolved_tasks
 from ..methods.task_specific import TaskSpecific
@@ -198,11 +206,25 @@ class GenecisRun(MatrixRun):
         return tasks_by_draw(self.benchmarks)
 
 
+def with_one_weight(entries: list, tasks: list) -> list:  # of Entry
+    "Entries and, where the tuned sum is among them and can be set, the sum with one weight for all `tasks`."
+    tuned = [e.method for e in entries if e.name == TUNED_SUM.name]
+    try:
+        return entries + [Entry(one_weight(m, tasks)) for m in tuned if tasks]
+    except api.Unsolved:
+        return entries
+
+
 def run_genecis(given: dict, others=None) -> GenecisRun:
     "Methods and tasks of the parameters, ranked; `others`: backbone -> more entries."
     p = GenecisParameters.of(given)
     at = genecis_tasks(p)
-    run = rank_all(given, at.benchmarks, at.missing, others, at.model)
+
+    def entries(model):
+        plain = compared_methods(given, model) + (others(model) if others else [])
+        return with_one_weight(plain, [t for (draw, _), t in at.tasks.items() if not draw])
+
+    run = rank_all(given | dict(methods=[], trainings=[]), at.benchmarks, at.missing, entries, at.model)
     results = summary(run.per_query, p.backbone, p.seed)
     return GenecisRun(**vars(run) | dict(results=results), root=at.root, rules=at.rules)
 
@@ -284,7 +306,9 @@ def feature_norms(task: Task, model, n: int = 64) -> tuple:  # image, text
     return tuple(float(f.norm(dim=-1).mean()) for f in (images, texts))
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #0e5b7c29
-def order_line(per_query, results, titles: dict, seed=0, plain=('image_text', 'image_only', 'text_only')) -> str:
+def order_line(
+    per_query, results, titles: dict, seed=0, plain=('image_text', ONE_WEIGHT, 'image_only', 'text_only')
+) -> str:
     "The `plain` methods and chance by mean R@1; ≈ between neighbours whose difference is undecided."
     mean = results[results.k == 1].groupby('method', sort=False).tail(1)
     order = mean[mean.method.isin(plain)].sort_values('value', ascending=False)
@@ -303,10 +327,12 @@ MEAN = 'mean'  # of the tasks, in `genecis_leads`
 
 
 def genecis_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, mean or task) -> comparison
-    "R@1 of each trained method minus that of each rival, on the mean and on each task, corrected together."
+    "R@1 of each trained method minus that of each rival, on the mean and on each task, corrected `by_question`."
     tasks = [t for t in TASKS if t in set(run.per_query.task)]
     parts = {MEAN: run.per_query} | {t: run.per_query[run.per_query.task == t] for t in tasks}
-    return rival_leads(parts if tasks else {}, judged_pairs(run.entries), seed=seed)
+    pairs = judged_pairs(run.entries)
+    pairs += [(m, ONE_WEIGHT) for m in dict.fromkeys(m for m, _ in pairs)]
+    return rival_leads(parts if tasks else {}, pairs, seed=seed)
 
 
 def judged_on_mean(run: MatrixRun, found: dict) -> list:  # of comparisons
@@ -316,12 +342,28 @@ def judged_on_mean(run: MatrixRun, found: dict) -> list:  # of comparisons
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #fead7627
 def headline(run: MatrixRun, found: dict, seed: int = 0) -> str:
-    "`order_line`, then each trained method with its difference to the strongest baseline (`found`: `genecis_leads`)."
-    trained = [
-        f'{run.titles[c["a"]]} {recall_over_seeds(run.results, c["a"])}, {lead_in_words(c)}'
-        for c in judged_on_mean(run, found)
+    """`order_line`, then each trained method with its difference to the strongest baseline (`found`: `genecis_leads`)
+    and, where that one is set for each task, to the sum with one weight."""
+    judged, trained = judged_on_mean(run, found), []
+    by_task = [c['b'] for c in judged if c['b'] in (TUNED_SUM.name, SCORE_PRODUCT.name)]
+    for c in judged:
+        said = [lead_in_words(c)]
+        if by_task and (alike := found.get((c['a'], ONE_WEIGHT, MEAN))):
+            said.append(lead_in_words(alike))
+        trained.append(f'{run.titles[c["a"]]} {recall_over_seeds(run.results, c["a"])}, {", ".join(said)}')
+    knows = [f'{run.titles[by_task[0]]} is set for each task, so it knows the task of a query'] if by_task else []
+    return '; '.join([order_line(run.per_query, run.results, run.titles, seed), *trained, *knows])
+
+
+def one_weight_note(entries: list) -> list:  # of texts
+    "The weight of the sum with one weight, in words, for below a table."
+    tuned = next((e.method for e in entries if e.name == TUNED_SUM.name), None)
+    return [
+        f'{e.title}, weight of the text, one of {len(TEXT_WEIGHTS)}: {e.method.fuse.keywords["weight"]:g}, by the mean'
+        f' over the tasks of the same {sum(tuned.sizes.values()):,} validation queries'
+        for e in entries
+        if e.name == ONE_WEIGHT
     ]
-    return '; '.join([order_line(run.per_query, run.results, run.titles, seed), *trained])
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #a40e3dc9
 def with_intervals(

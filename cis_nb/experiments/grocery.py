@@ -22,7 +22,7 @@ from ..data.roots import dataset_root
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     compare,
-    corrected,
+    by_question,
     format_difference,
     format_uncertainty,
     over_seeds,
@@ -115,9 +115,9 @@ class GroceryRun:
         return pd.concat(rows, ignore_index=True)
 
     def leads(self, method: str, rivals: list, group: str = 'all', seed: int = 0) -> dict:
-        "How much better a method is than each rival in R@1: rival -> comparison, corrected together."
-        found = {r: compare(self.lines, method, r, tasks=[group], seed=seed) for r in rivals}
-        return corrected(found)
+        "How much better a method is than each rival in R@1: rival -> comparison, corrected `by_question`."
+        found = {(method, r): compare(self.lines, method, r, tasks=[group], seed=seed) for r in rivals}
+        return {r: c for (_, r), c in by_question(found).items()}
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #01b27d5c
 def run_grocery(p: dict) -> GroceryRun:

@@ -6,7 +6,7 @@
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
            'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'query_scores', 'main_scores', 'main_leads',
-           'strongest_on', 'judged_leads', 'leads_finding']
+           'strongest_on', 'judged_leads', 'prompt_clause', 'leads_finding']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from cis_nb.experiments.entries import (
     known_as,
     read_cached,
 )
-from ..methods.late_fusion import strongest_baseline
+from ..methods.late_fusion import LateFusion, strongest_baseline
 from ..retrieval.metrics import METRICS
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, pad_lists, rank_tasks, task_methods
 
@@ -254,7 +254,7 @@ def main_scores(run: MatrixRun) -> dict:  # benchmark -> rankings
 
 
 def main_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, benchmark) -> comparison
-    "Each training against its rivals in the main metric of each benchmark, corrected together."
+    "Each training against its rivals in the main metric of each benchmark, corrected `by_question`."
     return rival_leads(main_scores(run), judged_pairs(run.entries), of='score', seed=seed)
 
 
@@ -269,6 +269,15 @@ def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchm
     "Of the comparisons of `main_leads` those with the strongest baseline of each benchmark."
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found)}
     return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest[name]}
+
+
+def prompt_clause(judged: dict, entries: list) -> str:
+    "Which pseudo-words have the prompt of their training while the fusion that they are judged against is tuned."
+    set_there = {e.name for e in entries if isinstance(e.method, LateFusion)}
+    fixed = {e.name: e.title for e in entries if e.run and isinstance(e.method, api.Prompted)}
+    names = dict.fromkeys(fixed[a] for a, b, _ in judged if a in fixed and b in set_there)
+    whose = f'; {", ".join(names)}: one prompt, that of the training, against fusions that are tuned for each benchmark'
+    return whose if names else ''
 
 
 def leads_finding(judged: dict, titles: dict, labels: dict, seeds: int) -> str:

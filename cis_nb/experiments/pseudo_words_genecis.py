@@ -6,8 +6,8 @@
 __all__ = ['CLAIMED_PAIR', 'LEAN', 'GENECIS_COLUMNS', 'genecis_parameters', 'run_genecis_with_prompts', 'first_draw_protocols',
            'evaluated_tasks', 'evaluated_data', 'genecis_notes', 'genecis_table', 'pseudo_word_pairs',
            'strongest_by_part', 'pseudo_word_leads', 'pair_title', 'lean_pairs', 'attribute_lean', 'lean_table',
-           'lean_note', 'lean_evidence', 'genecis_group_rows', 'with_genecis_groups', 'genecis_by_k', 'group_error',
-           'paper_genecis', 'genecis_beside_paper', 'contrast_strips']
+           'lean_evidence', 'genecis_group_rows', 'with_genecis_groups', 'genecis_by_k', 'group_error', 'paper_genecis',
+           'genecis_beside_paper', 'contrast_strips']
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #045819f4
 import numpy as np
@@ -18,19 +18,25 @@ from ..core.experiment_files import defaults, notebooks, parameters, read_notebo
 from ..core.parameters import checked
 from ..data.datasets import data_title
 from .combiner_ablations import claim_evidence
-from .comparison import chance, contrast, format_difference, read_printed, rival_leads
+from cis_nb.experiments.comparison import (
+    by_question,
+    chance,
+    contrast,
+    doubt_note,
+    format_difference,
+    read_printed,
+    rival_leads,
+)
 from .entries import compared_methods, judged_pairs
 from .examples import lost_queries, ranking_strip
 from .genecis import MEAN, GenecisRun, run_genecis, summary
 from cis_nb.experiments.pseudo_words import (
     AS_PUBLISHED,
-    by_question,
     choice_note,
-    of_question,
+    headline_leads,
     prompt_choices,
     prompt_lines,
     prompted_entries,
-    question_note,
     score_table,
     with_prompt_choice,
     with_published,
@@ -99,11 +105,10 @@ def strongest_by_part(run: GenecisRun) -> dict:  # mean or task -> baseline
 
 
 def pseudo_word_leads(run: GenecisRun, seed: int = 0) -> dict:  # (method, rival, mean or task) -> comparison
-    "R@1 of each pseudo-word minus that of each rival, on the mean and on each task, corrected by question."
+    "R@1 of each pseudo-word minus that of each rival, on the mean and on each task, corrected `by_question`."
     tasks = evaluated_tasks(run.per_query)
     parts = {MEAN: run.per_query} | {t: run.per_query[run.per_query.task == t] for t in tasks}
-    found = rival_leads(parts if tasks else {}, pseudo_word_pairs(run), seed=seed)
-    return by_question(found, strongest_by_part(run))
+    return rival_leads(parts if tasks else {}, pseudo_word_pairs(run), seed=seed)
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #025e5395
 CLAIMED_PAIR = ('lincir' + AS_PUBLISHED, 'searle' + AS_PUBLISHED)  # methods of the claim N06
@@ -121,25 +126,20 @@ def lean_pairs(run: GenecisRun) -> list:  # of (method, other)
 
 
 def attribute_lean(run: GenecisRun, seed: int = 0) -> dict:  # (method, other, LEAN) -> comparison
-    "Gain on attribute tasks less gain on object tasks, corrected by question; empty if a task is missing."
+    "Gain on attribute tasks less gain on object tasks, corrected `by_question`; empty if a task is missing."
     per_query = run.per_query
     if len(evaluated_tasks(per_query)) < len(TASKS):
         return {}
     sign = np.where(per_query.task.isin(TASK_GROUPS['attribute']), 2, -2)
     signed = per_query.assign(signed=100.0 * (per_query['rank'] <= 1) * sign)
     found = {(a, b, LEAN): contrast(signed, {a: 1, b: -1}, of='signed', seed=seed) for a, b in lean_pairs(run)}
-    return by_question(found, {LEAN: strongest_by_part(run)[MEAN]})
+    return by_question(found)
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #5c18b239
 def lean_table(lean: dict, titles: dict) -> pd.DataFrame:
     "`attribute_lean` as a table, one row per pair; `titles`: method -> title."
     rows = [[pair_title((a, b), titles), format_difference(found)] for (a, b, _), found in lean.items()]
     return pd.DataFrame(rows, columns=['', 'gain on attributes − gain on objects'])
-
-
-def lean_note(run: GenecisRun, lean: dict) -> str:
-    "`question_note` of that table."
-    return question_note(lean, {LEAN: strongest_by_part(run)[MEAN]})
 
 
 def lean_evidence(lean: dict, titles: dict) -> dict:

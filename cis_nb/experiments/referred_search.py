@@ -67,7 +67,7 @@ from cis_nb.experiments.comparison import (
     UNTRAINED,
     compare,
     contrast,
-    corrected,
+    by_question,
     forest_rows,
     format_difference,
     format_interval,
@@ -571,9 +571,10 @@ def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 're
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #25705e80
 def leads(run: ReferredRun, method: str, rivals: list, distractors: int, task='category', k=1, seed=0) -> dict:
-    "How much better a method is than each rival in R@K (rival -> comparison), corrected together."
+    "How much better a method is than each rival in R@K (rival -> comparison), corrected `by_question`."
     lines = run.among(distractors, task)
-    return corrected({rival: compare(lines, method, rival, k=k, seed=seed) for rival in rivals})
+    found = {(method, r): compare(lines, method, r, k=k, seed=seed) for r in rivals}
+    return {r: c for (_, r), c in by_question(found).items()}
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #4fcfa269
 CONTROLS = {'condvit_start', TEXT_ALONE}  # they show what training and reference add, and are no rivals

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['UNIT_KINDS', 'NOUN_OF', 'FIRST_WORDS', 'ATTRIBUTE_WORDS', 'SEEN_BY', 'named_units', 'shown_units', 'Part', 'counted',
            'backbone_training', 'backbone_part', 'captions_of_training', 'training_parts', 'query_units', 'unseen_cell',
-           'audit_table', 'unseen_units', 'seen_groups', 'unseen_note', 'by_group', 'group_leads', 'transfer_rows',
-           'without_nouns', 'zero_shot_configs', 'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone',
-           'noun_losses', 'loss_table', 'transfer_evidence']
+           'audit_table', 'unseen_units', 'seen_groups', 'unseen_kinds', 'asked_units', 'with_units', 'unseen_note',
+           'by_group', 'group_leads', 'units_in_words', 'transfer_rows', 'without_nouns', 'zero_shot_configs',
+           'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone', 'noun_losses', 'loss_table',
+           'transfer_evidence']
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #f40195be
 import json
@@ -26,7 +27,7 @@ from ..core.store import manifest
 from ..data.datasets import captions_root
 from ..data.roots import WORLD, cirr_root, is_world
 from .combiner_ablations import as_own, claim_evidence
-from .comparison import contrast, format_difference, hits
+from .comparison import LEAST_UNITS, contrast, format_difference, hits
 from .composed_retrieval import run_composed
 from .entries import seeded_config, trained_entry, training_config
 from .matrix import MatrixRun
@@ -160,27 +161,47 @@ def unseen_units(task: Task, parts: list) -> list:  # of sets, one for each quer
     return [{u for u in units if u[0] in ('noun', 'combination') and not counts[u]} for units in query_units(task)]
 
 
-def seen_groups(task: Task, parts: list) -> dict:  # query id -> 'unseen' or 'seen'
-    "Whether a query asks for a noun or combination that no part has seen."
-    return {i: 'unseen' if some else 'seen' for i, some in zip(task.queries.query_id, unseen_units(task, parts))}
+def seen_groups(task: Task, parts: list) -> dict:  # query id -> names of units
+    "The nouns and combinations that a query asks for and no part has seen; none where the query is seen."
+    return {i: tuple(sorted(u[1] for u in some)) for i, some in zip(task.queries.query_id, unseen_units(task, parts))}
+
+
+def unseen_kinds(task: Task, parts: list) -> str:
+    "What the unseen units are, in words."
+    return ' and '.join(f'{kind}s' for kind in sorted({u[0] for some in unseen_units(task, parts) for u in some}))
+
+
+def asked_units(asked: dict) -> set:  # of names
+    "The unseen units that some query asks for (`asked`: query id -> names of units)."
+    return {name for some in asked.values() for name in some}
+
+
+def with_units(per_query: pd.DataFrame, asked: dict) -> pd.DataFrame:
+    "Rankings with the task seen or unseen; intervals then draw the unseen units, where there are enough of them."
+    name = per_query.query_id.map(asked).str.join(', ')
+    q = per_query.assign(task=np.where(name == '', 'seen', 'unseen'))
+    if len(asked_units(asked)) < LEAST_UNITS:
+        return q
+    own = q.reference.where(q.reference.notna(), q.query_id).astype(str)
+    return q.assign(family=own.where(name == '', name))
 
 
 def unseen_note(task: Task, parts: list, most: int = 6) -> str:
     "How many units the unseen queries ask for, with the names of the first `most`, for below a table."
     names = sorted({u[1] for some in unseen_units(task, parts) for u in some})
     named = ', '.join(names[:most]) + ', …' * (len(names) > most)
-    return (
-        f'Unseen nouns and combinations: {len(names)} ({named}). Intervals vary the queries, not these.'
-        if names
-        else ''
-    )
+    drawn = 'Intervals vary the queries, not these: too few for a verdict.'
+    if len(names) >= LEAST_UNITS:
+        drawn = 'Intervals of unseen queries draw these.'
+    return f'Unseen nouns and combinations: {len(names)} ({named}). {drawn}' if names else ''
 
 
-def by_group(per_query: pd.DataFrame, groups: dict, titles: dict, seed: int = 0) -> pd.DataFrame:
+def by_group(per_query: pd.DataFrame, asked: dict, titles: dict, seed: int = 0) -> pd.DataFrame:
     "R@1 of each method on each group of the queries of one task, percent with interval; mean over seeds."
     h = hits(per_query).reset_index()
-    reference = dict(zip(per_query.query_id, per_query.reference))
-    h = h.assign(group=h.query_id.map(groups), reference=h.query_id.map(reference))
+    about = with_units(per_query, asked).drop_duplicates('query_id').set_index('query_id')
+    h = h.assign(**{c: h.query_id.map(about[c]) for c in ('reference', 'family') if c in about})
+    h = h.assign(group=h.query_id.map(about.task))
     rows, titles = [], {m: title for m, title in titles.items() if m in h}
     for name in [g for g in ('seen', 'unseen') if g in set(h.group)]:
         g = h[h.group == name]
@@ -189,16 +210,25 @@ def by_group(per_query: pd.DataFrame, groups: dict, titles: dict, seed: int = 0)
     return pd.DataFrame(rows, columns=['units', 'queries', *titles.values()])
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #c1720be5
-def group_leads(per_query: pd.DataFrame, groups: dict, pairs: list, seed: int = 0) -> dict:
-    "(method, rival, group) -> R@1 of a method minus that of a rival; the group `change`: unseen minus seen."
-    q = per_query.assign(task=per_query.query_id.map(groups))
+def group_leads(per_query: pd.DataFrame, asked: dict, pairs: list, unit: str = 'combinations', seed: int = 0) -> dict:
+    """(method, rival, group) -> R@1 of a method minus that of a rival; the group `change`: unseen minus seen.
+
+    `asked`: query id -> the unseen units that it asks for; `unit`: what they are."""
+    q = with_units(per_query, asked)
     q = q.assign(signed=100.0 * (q['rank'] <= 1) * np.where(q.task == 'unseen', 2, -2))
-    found = {}
+    found, of = {}, dict(units=len(asked_units(asked)), unit=unit)
     ranked = [pair for pair in pairs if {*pair} <= {*q.method}]  # a late fusion that a task does not tune is not there
     for a, b in ranked if {'seen', 'unseen'} <= set(q.task) else ():
         found |= {(a, b, g): contrast(q, {a: 1, b: -1}, tasks=[g], seed=seed) for g in ('seen', 'unseen')}
-        found[a, b, 'change'] = contrast(q, {a: 1, b: -1}, of='signed', seed=seed)
+        found[a, b, 'unseen'] |= of
+        found[a, b, 'change'] = contrast(q, {a: 1, b: -1}, of='signed', seed=seed) | of
     return found
+
+
+def units_in_words(c: dict) -> str:
+    "The number of queries and of units of a comparison on unseen queries."
+    unit = c['unit'].removesuffix('s') if c['units'] == 1 else c['unit']
+    return f'{c["n"]} queries of {c["units"]} {unit}'
 
 
 def transfer_rows(found: dict, titles: dict) -> pd.DataFrame:
@@ -242,10 +272,10 @@ def zero_shot_run(p: dict) -> MatrixRun:
 SEEN_BY = {True: 'has seen them', False: 'never saw them'}  # the backbone, the held-out nouns
 
 
-def noun_groups(task: Task, nouns: list) -> dict:  # query id -> 'unseen' or 'seen'
-    "Whether a query asks for one of some nouns."
+def noun_groups(task: Task, nouns: list) -> dict:  # query id -> names
+    "Those of some nouns that a query asks for."
     asked = [{unit for kind, unit in units if kind == 'noun'} for units in query_units(task)]
-    return {i: 'unseen' if some & {*nouns} else 'seen' for i, some in zip(task.queries.query_id, asked)}
+    return {i: tuple(sorted(some & {*nouns})) for i, some in zip(task.queries.query_id, asked)}
 
 
 def without_backbone(p: dict, never_saw: str) -> MatrixRun:
@@ -262,26 +292,24 @@ def by_backbone(seen: pd.DataFrame, unseen: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([seen, unseen.assign(method=unseen.method + ' without')], ignore_index=True)
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #19f6819d
-def noun_losses(
-    both: pd.DataFrame, groups: dict, methods: list, seed: int = 0
-) -> dict:  # (method, group) -> comparison
+def noun_losses(both: pd.DataFrame, asked: dict, methods: list, seed: int = 0) -> dict:  # (method, group) -> comparison
     "R@1 with the backbone that has seen the nouns minus that with the other; the group `change`: unseen minus seen."
-    q = both.assign(task=both.query_id.map(groups))
+    q, units = with_units(both, asked), dict(units=len(asked_units(asked)), unit='nouns')
     q = q.assign(signed=100.0 * (q['rank'] <= 1) * np.where(q.task == 'unseen', 2, -2))
     of = [g for g in ('seen', 'unseen') if g in set(q.task)]
     found = {}
     for m in [m for m in methods if m in set(q.method)]:
         weights = {m: 1, f'{m} without': -1}
-        found |= {(m, g): contrast(q, weights, tasks=[g], seed=seed) for g in of}
+        found |= {(m, g): contrast(q, weights, tasks=[g], seed=seed) | (units if g == 'unseen' else {}) for g in of}
         if len(of) > 1:
-            found[m, 'change'] = contrast(q, weights, of='signed', seed=seed)
+            found[m, 'change'] = contrast(q, weights, of='signed', seed=seed) | units
     return found
 
 
-def loss_table(found: dict, both: pd.DataFrame, groups: dict, titles: dict) -> pd.DataFrame:
+def loss_table(found: dict, both: pd.DataFrame, asked: dict, titles: dict) -> pd.DataFrame:
     "For each method and group R@1 over both backbones, percent, and the loss; `found` of `noun_losses`."
     h = hits(both).reset_index()
-    means = h.groupby(h.query_id.map(groups)).mean(numeric_only=True)
+    means = h.groupby(['unseen' if asked[i] else 'seen' for i in h.query_id]).mean(numeric_only=True)
     heads, rows = {'unseen': 'held-out nouns', 'seen': 'other nouns'}, []
     for m in dict.fromkeys(m for m, _ in found):
         row = {'': titles[m]}
@@ -297,7 +325,7 @@ def transfer_evidence(found: dict, titles: dict, strongest: dict, where: str) ->
     """G12, own lines: the mined Combiner minus the strongest baseline on the unseen queries of CIRR. `found`: (method,
     rival, group, task) -> comparison; `strongest`: task -> baseline; `where`: what has not seen them."""
     lines = [
-        claim_evidence(c, f'CIRR, R@1 on {where}, {titles[a]} − {titles[b]}')
+        claim_evidence(c, f'CIRR, R@1 on {where} ({units_in_words(c)}), {titles[a]} − {titles[b]}')
         for (a, b, g, t), c in found.items()
         if (a, g, t) == ('combiner', 'unseen', 'full') and b == strongest[t]
     ]

@@ -1,6 +1,9 @@
 "Comparison of methods: paired differences, several seeds, verdicts, tables of the papers."
 
+import json
 import math
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -274,3 +277,32 @@ def test_two_pages_that_compare_the_same_runs_agree():
     wrong = dict(alone[0], key=pages['one']['comparisons'][0]['key'])
     (said,) = cp.contradictions(pages | dict(wrong=dict(comparisons=[wrong])))
     assert 'wrong' in said and 'two' in said
+
+
+def test_a_page_with_more_rivals_and_columns_has_the_same_verdicts():
+    t = seeded([4, 8, 6])
+    shifts = {'image_text_tuned': 0.3, 'score_product': 0.2, 'combiner_start': 0.1, 'image_only': 0.05, 'other': 0.4}
+    rng = np.random.default_rng(0)
+    base = t[t.method == 'image_text']
+    t = pd.concat([t, *(base.assign(method=m, rank=1 + (rng.random(len(base)) > r)) for m, r in shifts.items())])
+    fusions = [('combiner', b) for b in ('image_text', 'image_text_tuned', 'score_product')]
+    more = [*fusions, *(('combiner', m) for m in ('combiner_start', 'image_only', 'other'))]
+    small = cp.rival_leads({'': t}, fusions)
+    large = cp.rival_leads({'': t, 'again': t}, more + [('other', b) for _, b in fusions])
+    assert len(large) == 2 * 9 and all(c['p_corrected'] == large[key]['p_corrected'] for key, c in small.items())
+    pages = dict(small=dict(comparisons=[*small.values()]), large=dict(comparisons=[*large.values()]))
+    assert cp.contradictions(pages) == []
+    weak = {key: dict(c, p=0.01, low=0.1, high=2.0) for key, c in large.items()}
+    together = dict(large=dict(comparisons=[*cp.corrected(weak).values()]))
+    alone = {key: weak[key] for key in small}
+    wrong = cp.contradictions(together | dict(small=dict(comparisons=[*cp.by_question(alone).values()])))
+    assert len(wrong) == len(small) and 'undecided by Holm' in wrong[0] and '(better)' in wrong[0]
+
+
+PROFILES = sorted({f.parents[2].name for f in Path('reports').glob('*/0*/*/receipt.json')})
+
+
+@pytest.mark.parametrize('profile', PROFILES)
+def test_pages_of_a_book_that_was_made_agree(profile):
+    made = Path('reports', profile).glob('0*/*/receipt.json')
+    assert cp.contradictions({f'{f.parts[2]}/{f.parts[3]}': json.loads(f.read_text()) for f in made}) == []

@@ -173,7 +173,8 @@ def test_late_fusions_are_set_for_each_condition_and_say_how(world, model):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('cis_nb.methods.late_fusion.text_weight_curve', lambda task, read: curve)
         by_text = tuned.for_task(world.tasks['text'])
-    assert tuned.note == 'Image + Text, tuned, weight of the text: 1 (Text)'
+    n = tuned.sizes['text']
+    assert tuned.note == f'Image + Text, tuned, weight of the text, one of 11: 1 (Text, on {n} validation queries)'
     ref, texts = np.ones((1, model.D), np.float32), ['a red hat']
     assert np.allclose(by_text.encode_query(ref, texts), tuned.read(texts) / tuned.read(texts).norm(), atol=1e-6)
     score = by_product.for_task(world.tasks['text']).score

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from cis_nb.experiments import zero_shot as z
+from cis_nb.experiments.comparison import verdict
 from cis_nb.experiments.entries import training_config
 from cis_nb.mining.captions import read_captions
 from cis_nb.world.captions import WorldPairs
@@ -93,8 +94,26 @@ def made_up_task(*conditions):
 def test_a_query_is_unseen_if_no_part_has_seen_a_noun_or_a_combination():
     task = made_up_task('add a cat', 'a red cat', 'a red boat', 'a tilted thing')
     one, two = part_with(('noun', 'cat')), part_with(('combination', 'red cat'))
-    assert [*z.seen_groups(task, [one]).values()] == ['seen', 'unseen', 'unseen', 'seen']
-    assert [*z.seen_groups(task, [one, two]).values()] == ['seen', 'seen', 'unseen', 'seen']
+    assert [*z.seen_groups(task, [one]).values()] == [(), ('red cat',), ('boat', 'red boat'), ()]
+    assert [*z.seen_groups(task, [one, two]).values()] == [(), (), ('boat', 'red boat'), ()]
+    assert [z.unseen_kinds(task, p) for p in ([one], [one, part_with(('noun', 'boat'))])] == [
+        'combinations and nouns',
+        'combinations',
+    ]
+
+
+def test_few_units_give_no_verdict_and_several_are_drawn_anew():
+    def planted(units):  # forty queries, each of a reference of its own; `a` solves those of every second unit
+        lines = [(m, i, 1 if i >= 40 or m == 'a' and i % units % 2 == 0 else 2) for i in range(80) for m in 'ab']
+        t = pd.DataFrame(lines, columns=['method', 'query_id', 'rank'])
+        asked = {i: (f'unit {i % units}',) if i < 40 else () for i in range(80)}
+        t = t.assign(seed=-1, draw=0, task='full', reference=t.query_id.astype(str), gallery_size=9)
+        return z.group_leads(t, asked, [('a', 'b')])['a', 'b', 'unseen']
+
+    few, more = planted(2), planted(8)
+    assert few['low'] > 0 and verdict(few) == 'too few combinations' and few['units'] == 2
+    assert more['diff'] == few['diff'] == 50 and more['units'] == 8 and verdict(more) == 'better'
+    assert more['high'] - more['low'] > 1.5 * (few['high'] - few['low'])  # eight units vary more than forty references
 
 
 def test_the_audit_counts_units_and_queries():
