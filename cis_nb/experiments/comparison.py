@@ -198,10 +198,14 @@ def seeds_apart(c: dict) -> dict:  # above, below -> of how many seeds
 
 
 def seeds_in_words(c: dict) -> str:
-    "`seeds_apart` in words; the other side of zero is named where a seed lies there."
-    (side, n), (other, against) = seeds_apart(c).items()
-    also = f', {other} zero in {against}' if against else ''
-    return f'{side} zero in {n} of {len(c["seed_intervals"])} seeds{also}'
+    """In how many seeds the seed's own interval excludes zero; the side against the difference only where a seed lies
+    there. Empty without seeds, and where no seed excludes zero and the difference is undecided too."""
+    found = seeds_apart(c)
+    if not any(found.values()) and verdict(c) not in ('better', 'worse'):
+        return ''
+    first, *more = [(side, n) for side, n in found.items() if n] or [*found.items()][:1]
+    also = ''.join(f', {side} zero in {n}' for side, n in more)
+    return f'interval {first[0]} zero in {first[1]} of {len(c["seed_intervals"])} seeds{also}'
 
 
 def verdict_in_words(c: dict, said=verdict) -> str:
@@ -212,8 +216,8 @@ def verdict_in_words(c: dict, said=verdict) -> str:
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
 def format_difference(c: dict, said=verdict) -> str:
     "A difference with its interval, its verdict (or its `change`), and in how many seeds the seed's own excludes zero."
-    alone = f'; {seeds_in_words(c)}' if c['seed_intervals'] else ''
-    return f'{format_interval(c)} ({verdict_in_words(c, said)}{alone})'
+    words = [verdict_in_words(c, said), *([seeds_in_words(c)] if c['seed_intervals'] else [])]
+    return f'{format_interval(c)} ({"; ".join(filter(None, words))})'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #05102870
 SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies on the side of zero of the difference'
