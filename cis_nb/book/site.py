@@ -6,11 +6,11 @@
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPER_TITLES', 'MAP_KINDS', 'ONLY', 'MAP_LABELS',
            'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'MATRIX_NOTE', 'READING_PATHS',
            'inline', 'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'plain_value',
-           'cut_at_clause', 'page_table', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code',
-           'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink',
-           'notebook_page', 'page_title', 'trained_title', 'other_experiment', 'pages', 'paper_map', 'made_by',
-           'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'card_figure',
-           'page_numbers', 'front_page', 'results', 'build_html', 'site']
+           'cut_at_clause', 'set_title', 'fold_title', 'page_table', 'page_markdown', 'page_output', 'warnings_of',
+           'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line',
+           'relink', 'notebook_page', 'page_title', 'trained_title', 'other_experiment', 'pages', 'paper_map',
+           'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix',
+           'card_figure', 'page_numbers', 'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -128,14 +128,35 @@ INTERVAL = re.compile(r'\[[+−-]?[\d.,]*\d, [+−-]?[\d.,]*\d\](?![^<]*>)')  # 
 
 
 def cut_at_clause(text: str) -> str:
-    "The start of a cut text, up to its last complete clause."
-    ends = [max(map(text.rfind, marks)) for marks in (('; ', '. '), (': ',), (', ',))]
-    return text[: next((e for e in ends if e > 0), len(text))].rstrip(' ,;:')
+    "The start of a cut text, up to its last complete clause, or up to a parenthesis that is not closed."
+    whole = re.sub(r'\s*\([^()]*$', '', text)
+    ends = [max(map(whole.rfind, marks)) for marks in (('; ', '. '), (': ',), (', ',))]
+    cut = next((e for e in ends if e > 0), len(whole))
+    return whole[: len(whole) if whole != text and ends[0] < 0 else cut].rstrip(' ,;:')
+
+
+def set_title(name: str) -> str:
+    "A set of queries, named as in a protocol, by the title of its task, with its benchmark where that is not in it."
+    benchmark, _, task = name.rpartition('/')
+    about = f' ({benchmark})' if benchmark and task not in api.task_metrics() else ''
+    return api.task_title(task) + about
+
+
+def fold_title(text: str, whole: str = '') -> str:
+    "The title of a folded line, `whole`, from its start: `Protocol` with the titles of its tasks, or `cut_at_clause`."
+    if text.startswith('Protocol: '):
+        name, *rest = text.removeprefix('Protocol: ').split(', ')
+        return ', '.join([f'Protocol: {set_title(name)}', *rest])
+    if re.match(r'[\w/]+@', text):
+        names = re.findall(r'([\w/]+)@', (whole or text).split(';')[0])
+        return f'Protocol: {", ".join(map(set_title, names))}'
+    return cut_at_clause(text)
 
 
 def page_table(text: str) -> str:
     "The HTML of a table with unbroken intervals and whole captions."
-    text = re.sub(r'(<summary><small>)(.*?) …(</small></summary>)', lambda m: m[1] + cut_at_clause(m[2]) + m[3], text)
+    folded = r'(?<=<summary><small>)(.*?) …(</small></summary><small>)(.*?)(?=</small>)'
+    text = re.sub(folded, lambda m: fold_title(m[1], m[3]) + m[2] + m[3], text)
     text = re.sub(r'(?<=\d) ± (?=\d)', '&nbsp;±&nbsp;', text)
     return INTERVAL.sub(r'<span class="cis-interval">\g<0></span>', text)
 
