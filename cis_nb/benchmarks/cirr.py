@@ -349,7 +349,7 @@ class CirrPlugin(BenchmarkPlugin):
     name, title = 'cirr', 'CIRR'
     tasks = (
         MainMetric('CIRR R@1', 'full', 'recall', 1, 'CIRR'),
-        MainMetric('CIRR subset R@1', 'subset', 'recall', 1, 'CIRR subset'),
+        MainMetric('CIRR subset R@1', 'subset', 'recall', 1, 'CIRR, subset'),
     )
     main = {'cirr': tasks[0]}
     parameters = dict(size='cirr', split='split')

@@ -334,8 +334,9 @@ def page_title(e) -> str:
 def trained_title(given: dict, variant: str) -> str:
     "A trained method as tables name it, and the words of the file's `variant` that this name lacks."
     plugin = api.get('method', api.resolve_method(given))
-    known = {k: v for k, v in given.items() if k in plugin.Config.model_fields} if plugin.trains else {}
-    title = api.method_style(plugin.variant(SimpleNamespace(**known)) if known else plugin.name).title
+    fields = plugin.Config.model_fields if plugin.trains else {}
+    config = SimpleNamespace(**{k: given.get(k, f.default) for k, f in fields.items()})
+    title = api.method_style(plugin.variant(config) if fields else plugin.name).title
     said, text = {*plugin.name.split('_'), *re.findall(r'\w+', title.lower())}, re.sub(r'\W', '', title.lower())
     new = [w for w in re.split(r'[._]', variant) if w not in said and (len(w) < 4 or w not in text)]
     new = [re.sub(r'(?<=stage)\d', r' \g<0>', w) for w in new]
