@@ -33,7 +33,7 @@ help:
 	@echo "make lab                                  the chapters in JupyterLab"
 	@echo "make bench                                the book of measured speeds"
 	@echo "make export                               notebooks to modules, notebooks cleaned, README.md"
-	@echo "make test-faults                          kills and hostile input, some 15 minutes"
+	@echo "make test-faults                          kills and hostile input, about ten minutes"
 	@echo "make clean-store [YES=1]                  list unfinished work of older code in store/, and delete it"
 	@echo "make verify                               hash all finished work in store/ and say what has changed"
 	@echo "make clean                                remove reports; finished work in store/ stays"

@@ -355,9 +355,10 @@ def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypa
 def test_the_code_of_the_readme_ranks_a_folder(training, store, monkeypatch):
     code, published = re.findall(r'```python\n(.*?)```', (project_root() / 'README.md').read_text(), re.S)
     run = T.train_or_load(training_config(training))
-    report = store / 'reports/quick/05_train.lincir'  # the name in the code
-    report.mkdir(parents=True)
-    (report / 'receipt.json').write_text(json.dumps(dict(runs=[run.relative_to(store_root()).as_posix()])))
+    for name in ('lincir', 'condvit_category'):  # the names in the code; one training for both
+        report = store / f'reports/quick/05_train.{name}'
+        report.mkdir(parents=True)
+        (report / 'receipt.json').write_text(json.dumps(dict(runs=[run.relative_to(store_root()).as_posix()])))
     write_condvit(CondViT(ViTShape(64, 32, 64, 2, 32).build()), store / 'condvit-b16-cat.safetensors')
     (store / 'pictures/more').mkdir(parents=True)
     colors = {'one.png': 'green', 'two.png': 'red', 'more/three.png': 'blue'}
@@ -372,7 +373,7 @@ def test_the_code_of_the_readme_ranks_a_folder(training, store, monkeypatch):
     exec('\n'.join(there), names)
     others = sorted({*colors} - {'one.png'})  # without the reference
     hands = names['rank_folder'](names['condvit'], 'pictures', 'one.png', 'Hands')
-    assert sorted(names['ranked']) == sorted(hands) == others
+    assert sorted(names['ranked']) == sorted(names['hands']) == sorted(hands) == others
     m, images = T.load_method(run), image_folder('pictures')
     query = m.encode_queries(Queries(['one'], [['is red']], ['one.png'], images))[0]
     gallery = m.encode_gallery(images)

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'STATE_LABELS', 'RUN_FILES', 'PAPER_TITLES', 'MAP_KINDS', 'ONLY', 'MAP_LABELS',
-           'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'READING_PATHS', 'inline',
-           'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause',
-           'page_table', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty',
-           'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title',
-           'other_experiment', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts',
-           'map_page', 'chapter_table', 'method_matrix', 'card_figure', 'page_numbers', 'front_page', 'results',
-           'build_html', 'site']
+           'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT', 'MATRIX_NOTE', 'READING_PATHS',
+           'inline', 'format_duration', 'format_date', 'render_template', 'page_cell', 'is_shown', 'plain_value',
+           'cut_at_clause', 'set_title', 'fold_title', 'page_table', 'page_markdown', 'page_output', 'warnings_of',
+           'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line',
+           'relink', 'notebook_page', 'page_title', 'trained_title', 'other_experiment', 'pages', 'paper_map',
+           'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix',
+           'card_figure', 'page_numbers', 'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -26,6 +26,7 @@ from datetime import datetime
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -127,14 +128,35 @@ INTERVAL = re.compile(r'\[[+−-]?[\d.,]*\d, [+−-]?[\d.,]*\d\](?![^<]*>)')  # 
 
 
 def cut_at_clause(text: str) -> str:
-    "The start of a cut text, up to its last complete clause."
-    ends = [max(map(text.rfind, marks)) for marks in (('; ', '. '), (': ',), (', ',))]
-    return text[: next((e for e in ends if e > 0), len(text))].rstrip(' ,;:')
+    "The start of a cut text, up to its last complete clause, or up to a parenthesis that is not closed."
+    whole = re.sub(r'\s*\([^()]*$', '', text)
+    ends = [max(map(whole.rfind, marks)) for marks in (('; ', '. '), (': ',), (', ',))]
+    cut = next((e for e in ends if e > 0), len(whole))
+    return whole[: len(whole) if whole != text and ends[0] < 0 else cut].rstrip(' ,;:')
+
+
+def set_title(name: str) -> str:
+    "A set of queries, named as in a protocol, by the title of its task, with its benchmark where that is not in it."
+    benchmark, _, task = name.rpartition('/')
+    about = f' ({benchmark})' if benchmark and task not in api.task_metrics() else ''
+    return api.task_title(task) + about
+
+
+def fold_title(text: str, whole: str = '') -> str:
+    "The title of a folded line, `whole`, from its start: `Protocol` with the titles of its tasks, or `cut_at_clause`."
+    if text.startswith('Protocol: '):
+        name, *rest = text.removeprefix('Protocol: ').split(', ')
+        return ', '.join([f'Protocol: {set_title(name)}', *rest])
+    if re.match(r'[\w/]+@', text):
+        names = re.findall(r'([\w/]+)@', (whole or text).split(';')[0])
+        return f'Protocol: {", ".join(map(set_title, names))}'
+    return cut_at_clause(text)
 
 
 def page_table(text: str) -> str:
     "The HTML of a table with unbroken intervals and whole captions."
-    text = re.sub(r'(<summary><small>)(.*?) …(</small></summary>)', lambda m: m[1] + cut_at_clause(m[2]) + m[3], text)
+    folded = r'(?<=<summary><small>)(.*?) …(</small></summary><small>)(.*?)(?=</small>)'
+    text = re.sub(folded, lambda m: fold_title(m[1], m[3]) + m[2] + m[3], text)
     text = re.sub(r'(?<=\d) ± (?=\d)', '&nbsp;±&nbsp;', text)
     return INTERVAL.sub(r'<span class="cis-interval">\g<0></span>', text)
 
@@ -303,8 +325,22 @@ def page_title(e) -> str:
     "The title of an experiment's page: that of its notebook, the method of a training, and the variant."
     ran = json_or_empty(e.receipt).get('params', {})  # names the method where the parameter file says `auto`
     title, given = heading(read_notebook(e.notebook))[0] or e.chapter, {**(e.defaults or {}), **e.params, **ran}
-    method, variant = (api.resolve_method(given) if 'method' in given else ''), e.name[len(e.chapter) + 1 :]
-    return title + f': {method}' * bool(method) + f' ({variant})' * (variant not in ('', method))
+    variant = e.name[len(e.chapter) + 1 :]
+    if 'method' in given:
+        return f'{title}: {trained_title(given, variant)}'
+    return title + f' ({variant})' * bool(variant)
+
+
+def trained_title(given: dict, variant: str) -> str:
+    "A trained method as tables name it, and the words of the file's `variant` that this name lacks."
+    plugin = api.get('method', api.resolve_method(given))
+    fields = plugin.Config.model_fields if plugin.trains else {}
+    config = SimpleNamespace(**{k: given.get(k, f.default) for k, f in fields.items()})
+    title = api.method_style(plugin.variant(config) if fields else plugin.name).title
+    said, text = {*plugin.name.split('_'), *re.findall(r'\w+', title.lower())}, re.sub(r'\W', '', title.lower())
+    new = [w for w in re.split(r'[._]', variant) if w not in said and (len(w) < 4 or w not in text)]
+    new = [re.sub(r'(?<=stage)\d', r' \g<0>', w) for w in new]
+    return ', '.join(filter(None, [title, ' '.join(new)]))
 
 
 def _experiment_page(e, state: tuple, docs: dict) -> dict:
@@ -492,10 +528,14 @@ def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
     )
 
 
-def chapter_table(names: list, found: dict, states: dict, profile: str) -> str:
-    "All chapters by part, as HTML."
+def chapter_table(names: list, found: dict, states: dict, profile: str, worlds: dict) -> str:
+    "All chapters by part, as HTML, each with its world (page -> seed)."
     rows = {
-        part: [_chapter_row(n, found, states, profile) for n in names if n.startswith(begins)]
+        part: [
+            _chapter_row(n, found, states, profile) | dict(of_world=worlds.get(n))
+            for n in names
+            if n.startswith(begins)
+        ]
         for part, begins in PARTS.items()
     }
     return render_template('chapters', parts={part: some for part, some in rows.items() if some})
@@ -606,7 +646,7 @@ def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
         for backbone, some in rows.groupby('backbone', sort=False):
             protocol, values = _main_protocol(some), _over_seeds(_of_one_protocol(some))
             about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
-            about['of_world'] = worlds.get(page)
+            about |= dict(of_world=worlds.get(page), half=float((some.ci_high - some.ci_low).median() / 2))
             out.append(dict(about, gallery=gallery, values=values))
     return out
 
@@ -660,12 +700,19 @@ def _column_groups(every: list) -> list:  # of lists of columns, each a table
     return groups
 
 
-def _matrix_table(columns: list, every: list) -> dict:
-    "Columns, and a row for each method that has a number in one of them."
-    rows = [
-        dict(title=api.method_style(m).title, cells=[_cell(c, m, every) for c in columns]) for m in _methods_in(columns)
-    ]
-    return dict(backbone=columns[0]['backbone'], columns=columns, rows=rows)
+def _matrix_table(columns: list, every: list, before: dict) -> dict:
+    "Columns, and a row for each method that has a number in one of them; `before`: methods of the tables above."
+    titles = {m: api.method_style(m).title for m in _methods_in(columns)}
+    rows = [dict(title=title, cells=[_cell(c, m, every) for c in columns]) for m, title in titles.items()]
+    added = ', '.join(title for m, title in titles.items() if m not in before)
+    about = f'other queries, for methods that the table above lacks: {added}' if before else 'main comparison'
+    return dict(backbone=columns[0]['backbone'], about=about, columns=columns, rows=rows)
+
+
+def _matrix_tables(every: list) -> list:
+    "The tables of one backbone."
+    groups = _column_groups(every)
+    return [_matrix_table(g, every, _methods_in(sum(groups[:i], []))) for i, g in enumerate(groups)]
 
 
 def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # page -> the seed of its world
@@ -677,7 +724,7 @@ def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # pa
     for c in _merged(_matrix_columns(table[table.experiment.str.startswith('06_')], worlds or {})):
         if len(c['values']):
             by_backbone.setdefault(c['backbone'], []).append(c)
-    tables = [_matrix_table(group, every) for every in by_backbone.values() for group in _column_groups(every)]
+    tables = [table for every in by_backbone.values() for table in _matrix_tables(every)]
     return render_template('matrix', tables=tables) if tables else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #001ac4d2
@@ -706,8 +753,9 @@ def _figure_order(e) -> tuple:
     return first, e.name
 
 # %% ../../nbs/10_book/01_site.ipynb #7d8e7258
-def _findings(found: dict, states: dict, folder: Path, most: int = 6) -> str:
-    "The findings of up to `most` chapters as HTML, each with the figure of its card, which is written to `folder`."
+def _findings(found: dict, states: dict, folder: Path, worlds: dict, most: int = 6) -> str:
+    """The findings of up to `most` chapters as HTML, each with its world (page -> seed) and the figure of its card,
+    which is written to `folder`."""
     shown = []
     for e in sorted(found.values(), key=_figure_order):
         wanted = e.name.startswith(('06_', '07_', '08_')) and states[e.name][0] == 'done' and len(shown) < most
@@ -716,7 +764,7 @@ def _findings(found: dict, states: dict, folder: Path, most: int = 6) -> str:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(png)
             about = dict(title=_title(e.name, found), headline=json_or_empty(e.receipt).get('headline', ''))
-            shown.append(dict(about, page=e.name, file=f'{folder.name}/{file}'))
+            shown.append(dict(about, page=e.name, of_world=worlds.get(e.name), file=f'{folder.name}/{file}'))
     return render_template('findings', findings=shown) if shown else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #ac2eaab7
@@ -750,6 +798,17 @@ FRONT_TEXT = """# The CIS Book
 Conditional image similarity: a query is a reference image and a condition in words, the result a ranking.
 This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that run without a download.
 Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
+
+MATRIX_NOTE = """Percent. A small ± is the standard deviation over training seeds; without it there is
+one seed or no training.
+The last row is half a 95 % interval over queries, the median of the column:
+smaller differences say nothing without a test, and the page of a column has the tests.
+Compare within one column of one table: the same method has another number on other queries or in another world.
+“page” links to a comparison on other queries.
+
+Set on validation queries of each benchmark: the weight of *Image + Text, tuned*, the ranges of *Score product*,
+and, where a page tries several, the prompt of a pseudo-word and the guidance of CompoDiff.
+Nothing else is set for a benchmark."""
 
 READING_PATHS = {
     'The numbers': {
@@ -789,12 +848,7 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     counts = map_counts(words, profile)
     worlds = {r['experiment']: r['params'].get('world_seed') for r in receipts if is_world(r['params'].get('data'))}
     matrix = method_matrix(results(found, states), worlds)
-    findings = _findings(found, states, src / 'extra' / 'figures')
-    note = (
-        'Percent; with ± the mean over training seeds and its standard deviation, without it one seed or no training.'
-        ' Compare within a column of one table: tables differ in queries or backbone; “page”'
-        ' links to a comparison with other queries.'
-    )
+    findings = _findings(found, states, src / 'extra' / 'figures', worlds)
     claims_page = _claims_receipt(found)[0]
     claims = f'Each claim with its test and effect: [claims]({claims_page}). Bars are scaled to the largest number.'
     sections = [
@@ -802,10 +856,10 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
         f'This is the profile **{profile}**. [What the book is and how to read it](about).',
         _reading_paths(names),
         *(['## Findings', findings] if findings else []),
-        *(['## Methods and benchmarks', matrix, note] if matrix else []),
+        *(['## Methods and benchmarks', MATRIX_NOTE, matrix] if matrix else []),
         *(['## Claims of the papers', _verdicts(found), claims] if claims_page else []),
         '## Chapters',
-        chapter_table(names, found, states, profile),
+        chapter_table(names, found, states, profile, worlds),
         '## Tables and figures by paper',
         _papers(counts),
         'All tables and figures: [the map](map).',

@@ -4,19 +4,20 @@
 
 # %% auto #0
 __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA', 'TESTED', 'TESTING_PAGE',
-           'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS',
-           'JUDGED_HERE', 'WITH_DARK_INK', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'claims', 'by_claim',
-           'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up',
-           'line_in_words', 'effect', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence',
-           'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr',
-           'solutions_win', 'sampling_deviation', 'deviation_line', 'spread', 'has_released_templates', 'on_templates',
-           'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
-           'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
-           'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'joined_evidence',
-           'without_covered', 'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts', 'verdict_finding',
-           'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
-           'with_markup', 'tested_claims', 'judged_lines', 'claims_by_paper', 'certain_claims', 'judged_comparisons',
-           'claims_forest', 'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
+           'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED', 'CERTAIN', 'GENERAL',
+           'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'WITH_DARK_INK', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE',
+           'CLAUSES', 'claims', 'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable',
+           'all_hold', 'rounded_up', 'line_in_words', 'effect', 'unless_refuted', 'with_role', 'corrected_lines',
+           'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe',
+           'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
+           'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
+           'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
+           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun',
+           'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder', 'judge_book',
+           'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines',
+           'folded_own', 'badge_style', 'with_markup', 'tested_claims', 'judged_lines', 'claims_by_paper',
+           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'claims_tested_elsewhere',
+           'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import os
@@ -172,17 +173,22 @@ def rounded_up(n: int) -> str:
     return f'{-(-n // step) * step:,}'
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #22a3cea6
+LINE_BEGINS = {UNTESTED: 'not tested: ', OWN_COMPARISON: 'this book’s own comparison, '}  # role -> words
+CONSTRUCTED = ', by construction'  # the end of a line with this role
+
+
 def line_in_words(c: dict) -> str:
     "One line of evidence: what was measured with its interval, what is asked of it, and what its role is."
-    if c.get('role') == UNTESTED:
-        return f'not tested: {c["what"]}'
-    shown = c.get('measured', c)  # the lines of a value between two bounds are distances to the bounds
-    diff, low, high = (f'{shown[key]:+.1f}'.replace('-', '−') for key in ('diff', 'low', 'high'))
+    role = c.get('role', '')
+    if role == UNTESTED:
+        return LINE_BEGINS[role] + c['what']
+    shown = c.get('measured', c)  # the lines of a value with a limit are distances to the limit
+    form = '+.1f' if shown.get('is_difference', True) else '.1f'
+    diff, low, high = (f'{shown[key]:{form}}'.replace('-', '−') for key in ('diff', 'low', 'high'))
     words = f'{shown["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
     words += f'; required: {c["asked"]}' if 'asked' in c else ''
     words += f'; {TOO_FEW}, about {rounded_up(c["needed"])} are needed' if verdict(c) == TOO_FEW else ''
-    before = 'this book’s own comparison, ' if c.get('role') == OWN_COMPARISON else ''
-    return before + words + (', by construction' if c.get('role') == BY_CONSTRUCTION else '')
+    return LINE_BEGINS.get(role, '') + words + CONSTRUCTED * (role == BY_CONSTRUCTION)
 
 
 def effect(comparisons: list) -> str:
@@ -683,16 +689,26 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #8d5087ee
 def clause_count(lines: str) -> str:
-    "How many of the judged lines of `comparison_lines` hold, and how many lines are not judged."
-    ends = [line.strip(BOLD).rsplit(': ', 1)[-1] for line in lines.split(LINE_BREAK)]
+    "How many of the judged lines of `comparison_lines` hold, and what the others are; empty for values without a role."
+    texts = [line.strip(BOLD) for line in lines.split(LINE_BREAK)]
+    ends = [t.rsplit(': ', 1)[-1] for t in texts]
     judged = [e for e in ends if e in {*CLAUSES.values(), 'undecided'} or TOO_FEW in e]
-    others = f'; {len(ends) - len(judged)} not judged' if len(ends) > len(judged) else ''
-    return f'{judged.count("holds")} of {len(judged)} comparisons hold{others}'
+    untested = sum(t.startswith(LINE_BEGINS[UNTESTED]) for t in texts)
+    own = sum(t.startswith(LINE_BEGINS[OWN_COMPARISON]) for t in texts)
+    certain = sum(t.endswith(CONSTRUCTED) for t in texts)
+    words = {
+        f'{judged.count("holds")} of {len(judged)} comparisons hold': judged,
+        f'{certain} value{"s" * (certain > 1)}{CONSTRUCTED}': certain,
+        f'{untested} of {len(judged) + certain + untested} parts not tested': untested,
+        f'{own} own comparison{"s" * (own > 1)}': own,
+    }
+    return '; '.join(text for text, there in words.items() if there)
 
 
 def folded_lines(lines: str) -> str:
-    "Several lines behind their count; one or two lines as they are."
-    return f'{clause_count(lines)}{FOLD}{lines}' if lines.count(LINE_BREAK) > 1 else lines
+    "Several lines behind their count; one or two lines, and values without a role, as they are."
+    count = clause_count(lines) if lines.count(LINE_BREAK) > 1 else ''
+    return f'{count}{FOLD}{lines}' if count else lines
 
 
 def folded_own(outcome: str, comparisons: list) -> str:

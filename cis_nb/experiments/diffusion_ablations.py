@@ -449,10 +449,11 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, base: int) -> str:
     for name, title in metric_titles(run).items():
         value, rival = main_rows(name, run.results).set_index('method').value, strongest_on(run, name)
         less = ', '.join(f'{steps_in_words(n)} {brief_difference(found[step_name(n), name])}' for n in shown)
-        head = f'{title} with {steps_in_words(base)} {value[step_name(base)]:.1f}, {seeds} seed{"s" * (seeds > 1)}'
-        said.append(
-            f'{head}; minus that: {less}' + (f'; {run.titles[rival]} {value[rival]:.1f}' if rival in value else '')
+        head = (
+            f'{title} is {value[step_name(base)]:.1f} % with {steps_in_words(base)} ({seeds} seed{"s" * (seeds > 1)})'
         )
+        beside = f', and {value[rival]:.1f} % for {run.titles[rival]}' if rival in value else ''
+        said.append(f'{head}{beside}. Difference in points to {steps_in_words(base)}: {less}')
     ms = [f'{1000 * alone[n].value:.0f} ms with {steps_in_words(n)}' for n in dict.fromkeys([steps[0], base])]
     return '. '.join([*said, f'A query alone takes {", ".join(ms)}'])
 

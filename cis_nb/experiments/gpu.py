@@ -30,6 +30,7 @@ from cis_nb.experiments.throughput import (
     condvit_rates,
     end_to_end_measurements,
     end_to_end_rates,
+    goals_in_words,
     product_rate,
     projected_trainings,
     projection_measurements,
@@ -101,13 +102,13 @@ def read_rates(file: Path = RECORDED) -> tuple:  # measurements, what `this_run`
 
 
 def rates_finding(measurements: list, about: dict) -> str:
-    "The device, the projected times, the shares of the limit of the trainings, and how many goals are met."
+    "The device, the projected times, the trainings beside large matrix products, and how many goals are met."
     times = [
         f'{m.what.split(": ")[-1]} {m.value:,.1f}' for m in measurements if m.compared_with.startswith('a projection')
     ]
     shares = [m.value for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
-    outcomes = [m.outcome for m in measurements if m.goal]
     said = [f'projected {"; ".join(times)}'] if times else []
-    said += [f'{min(shares):.0f} to {max(shares):.0f} % of the limit'] if shares else []
-    said += [f'{outcomes.count("met")} of {len(outcomes)} goals met']
+    share = 'LinCIR’s trainings run at {:.0f} to {:.0f} % of the speed of large matrix products'
+    said += [share.format(min(shares), max(shares))] if shares else []
+    said += [goals_in_words(measurements)]
     return f'{about["device"]}, {about["date"]}: {". ".join(said)}'

@@ -79,9 +79,13 @@ def noise_distributions(variants) -> list:
     return [v for v in variants if v in NOISES]
 
 
-def best_noise(per_query: pd.DataFrame, titles: dict, task: str) -> str:
-    "The title of the noise distribution with the highest mean score on a task; differences are not tested."
-    return titles[max(noise_distributions(titles), key=lambda v: mean_score(per_query, v, task))]
+def best_noise(per_query: pd.DataFrame, titles: dict, task: str, seed: int = 0) -> str:
+    "The noise distribution that is better than each other one on a task, after Holm's correction; else that none is."
+    first, *others = sorted(noise_distributions(titles), key=lambda v: -mean_score(per_query, v, task))
+    found = corrected({v: difference(per_query, first, v, task, seed) for v in others})
+    if others and all(verdict(c) == 'better' for c in found.values()):
+        return f'{titles[first]} is better than each of the others'
+    return f'none of {len(others) + 1} settings of the noise is better than each of the others'
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #625de95e
 def fusion_titles(run: MatrixRun) -> dict:  # method -> title

@@ -10,8 +10,8 @@ __all__ = ['AS_PUBLISHED', 'CAPTION_ORDERS', 'PromptChoice', 'PromptByTask', 'pr
            'counted_as_failures', 'no_mistake_row', 'task_columns', 'score_table', 'rank_table', 'order_row',
            'order_table', 'group_table', 'sets_table', 'scores_of', 'tuned_sum_of', 'validation_tasks', 'fusion_figure',
            'training_steps_note', 'published_names', 'prompt_scores', 'with_published_prompt', 'prompt_table',
-           'rival_pairs', 'rival_differences', 'headline_leads', 'oracle_baseline', 'lead_and_oracle', 'pair_table',
-           'lead_evidence', 'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for',
+           'rival_pairs', 'rival_differences', 'leads_sentence', 'headline_leads', 'oracle_baseline', 'lead_and_oracle',
+           'pair_table', 'lead_evidence', 'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for',
            'checked_submission', 'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr',
            'paper_fashioniq', 'paper_pic2word_means', 'printed_and_run']
 
@@ -47,6 +47,7 @@ from cis_nb.experiments.comparison import (
     of_seed,
     over_seeds,
     read_printed,
+    verdict_in_words,
 )
 from .composed_retrieval import load_sets, submission
 from cis_nb.experiments.entries import (
@@ -500,6 +501,14 @@ def rival_pairs(run: MatrixRun) -> list:  # of (method, rival)
 def rival_differences(scores: pd.DataFrame, pairs: list, tasks, seed: int = 0) -> dict:
     "The score of each method minus that of its rival on each task, (method, rival, task) -> comparison."
     return rival_leads({t: scores[scores.task == t] for t in tasks}, pairs, of='score', seed=seed)
+
+
+def leads_sentence(judged: dict, titles: dict, task: str, head: str) -> str:
+    "Each method of `judged` minus the baseline of a task, in one sentence that begins with `head`."
+    mine = [(m, rival, c) for (m, rival, t), c in judged.items() if t == task]
+    each = [f'{titles[m]} {format_interval(c)} ({verdict_in_words(c)})' for m, _, c in mine]
+    rivals = dict.fromkeys(titles[rival] for _, rival, _ in mine)
+    return f'{head}, against {" or ".join(rivals)}: {", ".join(each)}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #4042e7a8
 def headline_leads(found: dict, strongest: dict) -> dict:  # (method, rival, task) -> comparison

@@ -1025,7 +1025,7 @@ def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # o
     evidence = between(found, 2, 4, what)
     if before >= least:
         return evidence
-    needed = f', at an R@1 of at least {least:.0f} % without the filter; not judged below'
+    needed = f'; at an R@1 below {least:.0f} % without the filter the claim is not judged'
     return [dict(c, role=TOO_LOW, asked=c['asked'] + needed) for c in evidence]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #02637f84

@@ -12,7 +12,7 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'PUBLISHED_DISTRACTORS', 'call_second
            'gallery_ranking_table', 'distractor_curve_table', 'embedding_operations', 'condvit_rates', 'condvit_table',
            'Measurement', 'encoding_measurements', 'rendering_measurements', 'contrastive_measurements',
            'mining_measurements', 'method_measurements', 'ranking_measurements', 'condvit_measurements',
-           'projection_measurements', 'end_to_end_measurements', 'measurement_table', 'goal_figure',
+           'projection_measurements', 'end_to_end_measurements', 'measurement_table', 'goals_in_words', 'goal_figure',
            'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
@@ -591,6 +591,14 @@ def measurement_table(measurements: list) -> pd.DataFrame:
         for m in measurements
     ]
     return pd.DataFrame(rows, columns=['what', 'compared with', 'measured', 'goal', ''])
+
+
+def goals_in_words(measurements: list, most: int = 3) -> str:
+    "How many speed goals are met, and which are not, if there are at most `most`."
+    goals = [m for m in measurements if m.goal]
+    missed = [f'{m.what} ({m.value:,.1f} {m.unit}, goal {m.goal})' for m in goals if m.outcome == 'not met']
+    named = f'; not met: {", ".join(missed)}' if 0 < len(missed) <= most else ''
+    return f'{len(goals) - len(missed)} of {len(goals)} speed goals met{named}'
 
 
 def goal_figure(measurements: list):

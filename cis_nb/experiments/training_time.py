@@ -413,10 +413,20 @@ RIVALS = {'Pic2Word, as published': 'Pic2Word', 'SEARLE': 'SEARLE'}  # projected
 
 
 def ratio_evidence(what: str, ratio: Estimate, limit: float, repeats: int) -> dict:
-    "A ratio less the ratio of a claim, with its interval."
+    """A ratio less the ratio of a claim, with its interval. `what`: `a: times − limit`, or `limit − a` for the negative
+    of a ratio with an upper limit, given as negative too; in words it is the ratio of `a` and what is asked of it."""
     low, high = ratio.interval
-    note = f'{what} (in brackets: medians of {repeats} repeats on this machine)'
-    return dict(what=note, diff=ratio.value - limit, low=low - limit, high=high - limit, unit=' times more')
+    note = f' (in brackets: medians of {repeats} repeats on this machine)'
+    line = dict(what=what + note, diff=ratio.value - limit, low=low - limit, high=high - limit)
+    at_least, at_most = f': times − {limit:g}', f'{-limit:g} − '
+    if what.endswith(at_least):
+        shown, asked = dict(diff=ratio.value, low=low, high=high), f'at least {limit:g}'
+    elif limit < 0 and what.startswith(at_most):
+        shown, asked = dict(diff=-ratio.value, low=-high, high=-low), f'at most {-limit:g}'
+    else:
+        return line | dict(unit=' times more')
+    named = what.removesuffix(at_least).removeprefix(at_most)
+    return line | dict(unit=' times', asked=asked, measured=dict(what=named + note, is_difference=False, **shown))
 
 
 def training_evidence(ratios: dict, repeats: int) -> list:

@@ -61,3 +61,18 @@ def test_a_branch_that_is_not_there_is_an_error_of_its_own(monkeypatch, capsys):
 
     monkeypatch.setattr(checks, 'changed_files', no_branch)
     assert main(['changed', 'nowhere']) == 2 and 'merge-base nowhere' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'given', ['05_train', 'nbs/05_train.ipynb', 'nbs/05_train', './nbs/05_train.ipynb', '05_train.ipynb']
+)
+def test_a_chapter_is_known_by_its_name_and_by_the_path_of_its_notebook(given, monkeypatch):
+    ran = []
+    monkeypatch.setattr(checks, 'run_checks', lambda chapters, tests: ran.append((chapters, tests)) or True)
+    assert main(['chapter', given]) == 0
+    assert ran == [(['05_train'], checks.tests_of('05_train'))]
+
+
+def test_an_unknown_chapter_is_named_as_the_book_names_it(capsys):
+    assert main(['chapter', 'nbs/05_lincir.ipynb']) == 2
+    assert 'there is no nbs/05_lincir.ipynb; known: ' in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_a_late_block_that_hurts_is_evidence_and_named_in_the_finding():
     assert text.startswith(
         'R@1 among 9 distractors, minus before block 1: before block 2 +0.00 [+0.00, +0.00] (undecided'
     )
-    worse = '−100.0 [−100.0, −100.0] (worse; below zero in 2 of 2 seeds)'
+    worse = '−100.0 [−100.0, −100.0] (worse; interval below zero in 2 of 2 seeds)'
     assert text.endswith(f'before block 4 {worse}; no condition {worse}')
     assert accuracy.startswith('Cat@1: before block 1 85.0 ± 7.1, before block 2') and 'no condition' not in accuracy
     flat = depth_evidence(run(dict.fromkeys(four, GOOD), four), 9, 0.25)['L11']
