@@ -543,7 +543,7 @@ def lrvsf_task(
         f'lrvsf/{condition}',
         f'{len(pairs):,} simple images of the products and {len(others):,} distractors',
         prompt,
-        dict(category='are the category of the target', text='blip2_caption1')[condition],
+        dict(category='are the category of the target', text='are the first one of the target')[condition],
         split=data.split,
         data=data.world,
     )

@@ -4,19 +4,23 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'MARKS', 'WIDTH', 'DPI', 'STYLE', 'PAD', 'LINE', 'FOREST_WIDTH', 'SCHEME_FILLS', 'color', 'set_style',
-           'Page', 'page', 'show_grid', 'show_strip', 'draw_intervals', 'forest', 'scheme']
+           'Page', 'page', 'fit_text', 'show_grid', 'show_strip', 'draw_intervals', 'forest', 'scheme']
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #90d1046d
 import base64
 import io
 import textwrap
+from functools import lru_cache
 import numpy as np
 import matplotlib
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.text import Text
+
 from matplotlib.ticker import LogFormatter
 from .. import api
 
@@ -117,9 +121,31 @@ def _widths(images, height):
     return aspects * height, height
 
 
-def _wrap(title, width, lines=3):
+_PEN = RendererAgg(1, 1, DPI)  # as of the pictures, whose letters begin at whole pixels
+
+
+@lru_cache(maxsize=4096)
+def _inches(line: str, size: float, weight: str = 'normal') -> float:
+    "The width of a line of text, its size in points."
+    return _PEN.get_text_width_height_descent(line, FontProperties(size=size, weight=weight), False)[0] / DPI
+
+
+def fit_text(text, width: float, size: float, weight: str = 'normal') -> str:  # width in inches, size in points
+    "`text` in lines that are not wider than `width`, with as many letters a line as that allows."
+    text = ' '.join(str(text).split())
+    most = min(len(text), int(width / (0.3 * size / 72)) + 1)  # the mean letter is wider than 0.3 of the size
+    for chars in range(most, 0, -1):
+        lines = textwrap.wrap(text, chars)
+        if max(_inches(line, size, weight) for line in lines) <= width:
+            return '\n'.join(lines)
+    return text
+
+
+def _wrap(title, width, lines=3, size=8.5, weight='normal'):
     "`title` broken to `width` inches, cut with an ellipsis after `lines` lines."
-    parts = textwrap.wrap(str(title), max(4, int(width / 0.073)), break_long_words=True)
+    parts = fit_text(title, width, size, weight).split('\n')
+    if len(parts) > lines:
+        parts = fit_text(title, width - _inches('…', size, weight), size, weight).split('\n')
     return '\n'.join(parts[:lines]) + ('…' if len(parts) > lines else '')
 
 # %% ../../nbs/00a_core/05_plotting.ipynb #955a0cc0
@@ -129,7 +155,7 @@ def _plan(row: dict, height: float) -> dict:
     widths, h = _widths(row['images'], row.get('height', height))
     titles = [_wrap(t, w + PAD * 0.6) for t, w in zip(row.get('titles') or [''] * n, widths)]
     text = max([t.count('\n') + 1 if t else 0 for t in titles], default=0) * LINE
-    title = _wrap(row.get('title') or '', 0.85 * WIDTH, lines=2)  # bold, and larger
+    title = _wrap(row.get('title') or '', WIDTH - 0.2, 2, 9.5, 'bold')
     head = LINE * 1.35 * (title.count('\n') + 1) if title else 0
     total = head + text + h + PAD * 1.6
     return dict(row, title=title, n=n, widths=widths, h=h, titles=titles, text=text, head=head, total=total)
@@ -209,6 +235,11 @@ def draw_intervals(
 FOREST_WIDTH = 4.9  # inches; a phone shows 540 pixels without scrolling, and letters stay larger than 9 pixels
 
 
+def _in_numbers(difference: float, low: float, high: float, unit: str) -> str:
+    "A difference and its interval as a forest plot writes them."
+    return f'{difference:+.1f}{unit}  [{low:+.1f}, {high:+.1f}]'.replace('-', '−')
+
+
 def _forest_row(ax, y: float, row: tuple, unit: str):
     "One comparison of a forest plot: label and numbers, and below them interval and mark, one line high."
     label, difference, low, high, *sure = row
@@ -217,8 +248,7 @@ def _forest_row(ax, y: float, row: tuple, unit: str):
     text = dict(transform=ax.get_yaxis_transform(), va='bottom', fontsize=9.5, linespacing=1.1)
     text |= dict(bbox=dict(fc='white', ec='none', pad=0.5))
     ax.text(0, y - 0.45, label, **text)
-    numbers = f'{difference:+.1f}{unit}  [{low:+.1f}, {high:+.1f}]'.replace('-', '−')
-    ax.text(1, y - 0.45, numbers, ha='right', **text)
+    ax.text(1, y - 0.45, _in_numbers(difference, low, high, unit), ha='right', **text)
     ax.plot([0, 0], [y - 0.4, y + 0.4], color='#888888', lw=1)
     ax.plot([low, high], [y, y], color=c, lw=2.2, solid_capstyle='butt')
     ax.plot(difference, y, 'o', ms=7, mec=c, mew=1.8, mfc=c if sure else 'white')
@@ -231,14 +261,16 @@ def forest(
     unit='',
 ) -> Page:
     "Differences with their intervals, each below its label; hollow where a difference is in doubt."
-    rows = [(textwrap.fill(label, 40), *numbers) for label, *numbers in rows]
+    room = FOREST_WIDTH - 0.2
+    widest = max((_inches(_in_numbers(*numbers[:3], unit), 9.5) for _, *numbers in rows), default=0)
+    rows = [(fit_text(label, room - widest - 0.2, 9.5), *numbers) for label, *numbers in rows]
     heights = [2.1 + label.count('\n') for label, *_ in rows]  # in lines
     total = sum(heights)
     fig, ax = page(0.75 + 0.19 * total, width=FOREST_WIDTH)
     for row, end in zip(rows, np.cumsum(heights)):
         _forest_row(ax, end - 0.5, row, unit)
-    ax.set(ylim=(total + 0.1, -0.1), yticks=[], xlabel=textwrap.fill(xlabel, 66))
-    ax.set_title(textwrap.fill(title, 62))
+    ax.set(ylim=(total + 0.1, -0.1), yticks=[], xlabel=fit_text(xlabel, room, STYLE['axes.labelsize']))
+    ax.set_title(fit_text(title, room, STYLE['axes.titlesize'], STYLE['axes.titleweight']))
     ax.spines['left'].set_visible(False)
     ax.grid(axis='x')
     return fig

@@ -445,7 +445,7 @@ def fusion_figure(tuned: TunedSum, titles: dict) -> Page:
     for ax, (task, curve) in zip(axes[0], tuned.settings.items()):
         ax.plot(list(curve), list(curve.values()), marker='o', color=color('image_text'))
         ax.axvline(tuned.weights[task], color=color('grey'), ls=':')
-        ax.set(xlabel='weight of the text in late fusion', ylabel=score_title(task).split()[-1])
+        ax.set(xlabel='weight of the text', ylabel=score_title(task).split()[-1])
         ax.set(title=titles[task], xticks=list(curve)[::2], ylim=(0, 1.2 * max(curve.values())))
     return fig
 

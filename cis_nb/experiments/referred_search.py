@@ -4,20 +4,22 @@
 
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES',
-           'RIVAL_NAMES', 'RIVALS_IN', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'CONDVITS', 'CONTROLS', 'SMALL_WORDS', 'CROP',
-           'CLIP4CIR', 'COMBINER', 'ALIKE', 'ALIKE_SLOPES', 'FEWEST_HITS', 'under', 'condition_title', 'base_name',
-           'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
-           'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries',
-           'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered',
-           'rival_notes', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets',
-           'gallery_among', 'category_chance', 'format_chance', 'step_table', 'line_style', 'method_legend',
-           'shown_tasks', 'shown_tasks_note', 'recall_axis', 'distractor_figure', 'leads', 'compared_note',
-           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
-           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
-           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
-           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
-           'subsets_note', 'gallery_title', 'paper_table', 'bootstrap_table', 'joined_table', 'crop_methods',
-           'among_as', 'fall', 'falls', 'printed_filter', 'filter_gain', 'lead_line', 'over_text', 'caption_gain',
+           'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS',
+           'CONTROLS', 'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'ALIKE_SLOPES',
+           'FEWEST_HITS', 'under', 'condition_title', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun',
+           'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1',
+           'condvit_at_start', 'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries',
+           'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets',
+           'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
+           'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
+           'shown_tasks_note', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
+           'below_chance_note', 'leads', 'nearest_rivals', 'compared_note', 'referred_finding', 'text_alone_note',
+           'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
+           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
+           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
+           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title',
+           'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
+           'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
            'late_fusion', 'category_accuracy', 'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits',
            'slope_lines', 'size_slopes', 'referred_evidence']
 
@@ -360,7 +362,8 @@ FILTER_NOTE = (
 )
 RIVAL_NOTES = dict(
     tuned='*Tuned* is Image + Text with the weight that is best on validation products; the score product multiplies'
-    ' the cosines to image and text, each moved by its range among validation products.',
+    ' the cosines to image and text, each rescaled to 0 to 1 by its smallest and largest value among validation'
+    ' products.',
     crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box*,'
     ' which is an annotation, it is an upper bound.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
@@ -392,14 +395,27 @@ def is_filtered(method: str) -> bool:
     return method.endswith(FILTERED)
 
 
+def _with_conditions(note: str) -> str:
+    "A note with the conditions of the tasks in the words of this page."
+    for task, condition in CONDITION_OF_TASK.items():
+        note = note.replace(f'({api.task_title(task)}', f'({condition}')
+    return note
+
+
+def lacking_rivals(run: ReferredRun) -> str:
+    "The kinds of rivals that a run lacks, in words; empty where it has all."
+    kinds = {rival_kind(e) for e in run.entries}
+    return ', '.join(name for kind, name in RIVAL_NAMES.items() if kind not in kinds)
+
+
 def rival_notes(run: ReferredRun) -> str:
     "What each kind of rival in a run is, the weights of late fusion, and the kinds that it lacks, as Markdown."
     kinds = {rival_kind(e) for e in run.entries}
     notes = [FILTER_NOTE] if any(map(is_filtered, run.titles)) else []
     notes += [note for kind, note in RIVAL_NOTES.items() if kind in kinds]
-    notes += [f'{note}.' for note in fusion_notes(run.entries)]
-    if lacking := [name for kind, name in RIVAL_NAMES.items() if kind not in kinds]:
-        notes.append(f'Not in this run: {", ".join(lacking)}; the profile `{RIVALS_IN}` has all kinds of rivals.')
+    notes += [f'{_with_conditions(note)}.' for note in fusion_notes(run.entries)]
+    if lacking := lacking_rivals(run):
+        notes.append(f'Not in this run: {lacking}; the profile `{RIVALS_IN}` has all kinds of rivals.')
     return ' '.join(notes)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #976da851
@@ -417,8 +433,9 @@ def _kept_step(run: Path) -> str:
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #c99f6b7e
 def _tower_steps(given: dict) -> str:
-    "The steps in which a training changes the backbone."
-    steps = given['tune_steps'] if 'tune_steps' in given else given['steps'] if given.get('tune') == 'all' else 0
+    "The steps in which a training changes all of the image encoder, or the towers that it tunes."
+    after_warmup = given['steps'] - given.get('warmup', 0)  # before, projection and new parameters alone
+    steps = given['tune_steps'] if 'tune_steps' in given else after_warmup if given.get('tune') == 'all' else 0
     return f'{steps:,}'
 
 
@@ -458,18 +475,30 @@ def last_step_note(budgets: pd.DataFrame) -> str:
     return f'Still best at the last step in every seed, so longer training may help: {", ".join(last)}.' if last else ''
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #ac2ae09f
+BUDGET_TERMS = (
+    '*Tower steps* train all weights of the image encoder; before them, or without them, only projection and new'
+    ' parameters learn. *First scale* is the factor of the cosines in the loss at the first step (published: 100).'
+    ' *Kept steps*: the checkpoint with the best validation, by seed; *under the filter*: with the best validation in'
+    ' galleries of the target’s category alone.'
+)
+
+
 def budget_note(p: dict) -> str:
-    "Which world trains, validates and tests, from the parameters of an experiment."
+    "Which world trains, validates and tests, and what the columns of `training_budgets` are."
+    rivals = f'; {p["val_products"]:,} of the same split set the late fusions and prompts' if p['val_products'] else ''
+    validation = f'*Validation products* choose the checkpoint of a training{rivals}.'
     if not is_world(p['data']):
-        return f'Training, validation and test products are the splits of {p["data"]}.'
+        where = f'Training, validation and test products are the splits of {p["data"]}.'
+        return f'{where} {validation} {BUDGET_TERMS}'
     apart = '; no weights were trained or chosen on it' if p['world_seed'] else ''
     return (
         f'Training and validation products are those of the world of seed 0, the queries are those of the world of seed'
-        f' {p["world_seed"]}{apart}. *Kept steps*: the checkpoint with the best validation, by seed.'
+        f' {p["world_seed"]}{apart}. {validation} {BUDGET_TERMS}'
     )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f68b3a01
 CONDVIT, VIT, TEXT_ALONE = 'condvit_category', 'vit_products', 'text_only'
+METRIC_TITLES = dict(recall='R@1', cat_acc='Cat@1')
 CONDVITS = {'category': CONDVIT, 'text': 'condvit_text'}  # task -> the conditional model that reads its condition
 
 
@@ -489,12 +518,24 @@ def gallery_among(task, distractors: int) -> list:  # of images
     return [*query_targets(task).values(), *task.distractors[:distractors]]
 
 
+def _of_target_category(task, distractors: int) -> np.ndarray:  # (Q,)
+    "The number of gallery images of each target's category."
+    sizes = pd.Series([task.category_of[i] for i in gallery_among(task, distractors)]).value_counts()
+    return np.array([sizes[task.category_of[t]] for t in query_targets(task).values()])
+
+
 def category_chance(task, distractors: int) -> float:
     "Cat@1 in percent of a gallery in random order; NaN where categories are unknown."
     if not task.category_of:
         return float('nan')
-    share = pd.Series([task.category_of[i] for i in gallery_among(task, distractors)]).value_counts(normalize=True)
-    return 100 * float(np.mean([share[task.category_of[t]] for t in query_targets(task).values()]))
+    return 100 * float(np.mean(_of_target_category(task, distractors) / len(gallery_among(task, distractors))))
+
+
+def chance_within(task, distractors: int, k: int = 1) -> float:
+    "R@K in percent of the target's category in random order; NaN where categories are unknown."
+    if not task.category_of:
+        return float('nan')
+    return 100 * float(np.mean(np.minimum(1, k / _of_target_category(task, distractors))))
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #004fa046
 def format_chance(percent: float) -> str:
@@ -504,14 +545,18 @@ def format_chance(percent: float) -> str:
 
 def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', k: int = 1) -> pd.DataFrame:
     "R@K of each method and of chance in the galleries of a table, and Cat@1 among all distractors."
+    # chance: in the whole gallery, and where categories are known in that of the target
     mine, t, last = results[results.task == task], run.benchmark.tasks[task], run.steps[-1]
     chosen = [('recall', k, n, f'R@{k}, {n:,} distractors') for n in table_sizes(run.steps)]
     chosen += [('cat_acc', 1, last, f'Cat@1, {last:,} distractors')]
-    columns = {'method': {m: title for m, title in run.titles.items() if m in set(mine.method)} | {'': 'Chance'}}
+    guesses = {'': 'Chance'} | ({'within': 'Chance within the category'} if t.category_of else {})
+    columns = {'method': {m: title for m, title in run.titles.items() if m in set(mine.method)} | guesses}
     for metric, cut, n, name in chosen:
         rows = over_seeds(mine[(mine.metric == metric) & (mine.k == cut) & (mine.distractors == n)])
-        guess = 100 * k / len(gallery_among(t, n)) if metric == 'recall' else category_chance(t, n)
-        columns[name] = {r.method: format_uncertainty(r) for r in rows.itertuples()} | {'': format_chance(guess)}
+        of_recall = 100 * k / len(gallery_among(t, n)), chance_within(t, n, k)
+        values = of_recall if metric == 'recall' else (category_chance(t, n), 100.0)
+        cells = {row: format_chance(guess) for row, guess in zip(guesses, values)}
+        columns[name] = {r.method: format_uncertainty(r) for r in rows.itertuples()} | cells
     return pd.DataFrame(columns).loc[[*columns['method']]].fillna('–').reset_index(drop=True)
 
 
@@ -544,30 +589,56 @@ def recall_axis(ax, of_chance: dict):  # distractors -> R@1 of chance
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall'):
-    """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds.
-    R@1 below the least chance is drawn there."""
-    tasks = shown_tasks(run)
-    fig, axes = page(3.0 + 0.09 * len(run.titles), cols=len(tasks), squeeze=False)
-    axes = axes[0]
-    for ax, task in zip(axes, tasks):
+def accuracy_axis(ax, of_chance: dict):  # distractors -> Cat@1 of chance
+    "An axis of Cat@1 from 0; chance is a dotted line."
+    ax.plot([*of_chance], [*of_chance.values()], color=color('grey'), ls=':', label='Chance')
+    ax.set(ylabel='Cat@1 (%)', ylim=(0, None))
+
+
+def method_curves(ax, run: ReferredRun, mine: pd.DataFrame, least: float):
+    "A line for each method over the distractors, with a band that spans the seeds; values below `least` at it."
+    for m, some in mine.groupby('method', sort=False):
+        by = some.groupby('distractors').value.agg(['mean', 'min', 'max']).clip(lower=least)
+        style = line_style(m)
+        ax.plot(by.index, by['mean'], marker='o', ms=3, label=run.titles[m], **style)
+        ax.fill_between(by.index, by['min'], by['max'], color=style['color'], alpha=0.15)
+    ax.set_xscale('symlog', linthresh=max(1, run.steps[1] if len(run.steps) > 1 else 1))
+    ax.set(xlabel='distractors')
+    ax.grid(axis='y')
+
+
+def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall', methods=None):
+    """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds. R@1 below
+    the least chance is drawn there. `methods`: some; None: all. A CondViT and Text only are in their own panel."""
+    tasks, subject = shown_tasks(run), f'{METRIC_TITLES[metric]} by number of distractors'
+    fig, axes = page(3.6, cols=len(tasks), squeeze=False)
+    for ax, task in zip(axes[0], tasks):
+        own = {CONDVITS[task], *([TEXT_ALONE] if task == 'text' else [])}
+        drawn = set(run.titles) if methods is None else {*methods, *own}
         mine = results[(results.task == task) & (results.metric == metric) & (results.k == 1)]
-        of_chance = {n: 100 / len(gallery_among(run.benchmark.tasks[task], n)) for n in run.steps}
-        for m, some in mine.groupby('method', sort=False):
-            by = some.groupby('distractors').value.agg(['mean', 'min', 'max'])
-            by = by.clip(lower=min(of_chance.values())) if metric == 'recall' else by
-            style = line_style(m)
-            ax.plot(by.index, by['mean'], marker='o', ms=3, label=run.titles[m], **style)
-            ax.fill_between(by.index, by['min'], by['max'], color=style['color'], alpha=0.15)
-        ax.set_xscale('symlog', linthresh=max(1, run.steps[1] if len(run.steps) > 1 else 1))
-        if metric == 'recall':
-            recall_axis(ax, of_chance)
-        else:
-            ax.set(ylabel='Cat@1 (%)', ylim=(0, None))
-        ax.set(xlabel='distractors', title=condition_title(task))
-        ax.grid(axis='y')
-    method_legend(fig, axes)
+        t, axis = run.benchmark.tasks[task], recall_axis if metric == 'recall' else accuracy_axis
+        guess = {n: 100 / len(gallery_among(t, n)) if metric == 'recall' else category_chance(t, n) for n in run.steps}
+        least = min(guess.values()) if metric == 'recall' else 0
+        method_curves(ax, run, mine[mine.method.isin(drawn)], least)
+        axis(ax, guess)
+        ax.set_title(subject if len(tasks) == 1 else under(task).capitalize())
+    if len(tasks) > 1:
+        fig.suptitle(subject, x=0.01, ha='left', fontsize=10.5, fontweight='bold')
+    method_legend(fig, axes[0])
     return fig
+
+
+def below_chance_note(run: ReferredRun, results: pd.DataFrame, distractors: int, task: str = 'category') -> str:
+    "The methods with a Cat@1 below that of a gallery in random order; empty without any."
+    mine = results[(results.metric == 'cat_acc') & (results.task == task) & (results.distractors == distractors)]
+    guess, mean = category_chance(run.benchmark.tasks[task], distractors), mine.groupby('method').value.mean()
+    below = [f'{run.titles[m]} ({mean[m]:.1f} %)' for m in run.titles if m in mean and mean[m] < guess]
+    if not below:
+        return ''
+    return (
+        f'Cat@1 {under(task)} among {distractors:,} distractors is below chance ({guess:.1f} %) for {", ".join(below)}:'
+        ' a method is below chance where the images that it ranks first have categories that few queries ask for.'
+    )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #25705e80
 def leads(run: ReferredRun, method: str, rivals: list, distractors: int, task='category', k=1, seed=0) -> dict:
@@ -586,6 +657,20 @@ def _cat_at_1(results: pd.DataFrame, method: str) -> str:
     return ''.join(f' (Cat@1 {format_uncertainty(row)} %)' for row in rows.itertuples())
 
 
+def nearest_rivals(gains: dict, n: int = 5) -> list:
+    "The rivals and controls with the least difference."
+    return sorted(gains, key=lambda m: gains[m]['diff'])[:n]
+
+
+def _beside_chance(value: float, task, distractors: int) -> str:
+    "How many times chance an R@1 in percent is: within the category of the target where that is known."
+    guess, inside = 100 / len(gallery_among(task, distractors)), chance_within(task, distractors)
+    if np.isnan(inside):
+        return f'{value / guess:,.0f} times chance, {format_chance(guess)} %'
+    whole = f'in the whole gallery {format_chance(guess)} %'
+    return f'{value / inside:,.0f} times chance within the category, {format_chance(inside)} % ({whole})'
+
+
 def _beaten(gains: dict) -> set:
     "The rivals and controls that a method is better than."
     return {m for m, c in gains.items() if verdict(c) == 'better'}
@@ -602,19 +687,20 @@ def compared_note(run: ReferredRun, gains: dict) -> str:
 
 
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
-    "R@1 of a method beside chance and its strongest rival, its Cat@1, and how many rivals and controls are behind."
+    """R@1 of a method beside chance and its strongest rival, its Cat@1, how many rivals and controls are behind, and
+    the kinds of rivals that the run lacks."""
     mine = results[(results.task == 'category') & (results.distractors == distractors) & (results.k == 1)]
     mean = mine[mine.metric == 'recall'].groupby('method').value.mean()
-    guess = 100 / len(gallery_among(run.benchmark.tasks['category'], distractors))
+    lacking = f'; not compared: {lacking_rivals(run)}' if lacking_rivals(run) else ''
     title, strongest = run.titles, mean[[*gains]].idxmax()
     groups = dict(rivals=set(gains) - CONTROLS, controls=CONTROLS & set(gains))
     beaten = _beaten(gains)
     behind = ' and '.join(f'{len(ms & beaten)} of {len(ms)} {name}' for name, ms in groups.items() if ms)
     return (
-        f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %, '
-        f'{mean[method] / guess:,.0f} times chance, {format_chance(guess)} %{_cat_at_1(mine, method)}; strongest rival '
-        f'{title[strongest]} {mean[strongest]:.1f} %, difference {format_difference(gains[strongest])}; better than '
-        f'{behind}'
+        f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %'
+        f'{_cat_at_1(mine, method)}, {_beside_chance(mean[method], run.benchmark.tasks["category"], distractors)}; '
+        f'strongest rival {title[strongest]} {mean[strongest]:.1f} %, difference '
+        f'{format_difference(gains[strongest])}; better than {behind}{lacking}'
     )
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f5cb3da1
@@ -685,29 +771,38 @@ def category_leads(run: ReferredRun, a: str, b: str, distractors: int, seed: int
     return pd.DataFrame(rows)
 
 
+def _points(value: float) -> str:
+    "A part of a difference, in points."
+    return f'{value:+.2f}'.replace('-', '−')
+
+
 def category_lead_table(leads: pd.DataFrame, titles: tuple) -> pd.DataFrame:  # titles of a and b
     "`category_leads` as a page shows it."
     shown = leads[['category', 'queries', 'a', 'b']].rename(columns=dict(zip('ab', titles)))
-    return shown.assign(difference=[format_interval(c) for c in leads.to_dict('records')])
+    contribution = [_points(v) for v in leads.share]
+    return shown.assign(difference=[format_interval(c) for c in leads.to_dict('records')], contribution=contribution)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #4f565ad9
-def _with_points(rows: pd.DataFrame, column: str) -> str:
-    "Categories with a number of points each, in words."
-    return ', '.join(f'{r.category} ({getattr(r, column):+.1f})' for r in rows.itertuples()).replace('-', '−')
+def _contributions(rows: pd.DataFrame) -> str:
+    "Categories with the contribution of each, in words."
+    return ', '.join(f'{r.category} ({_points(r.share)})' for r in rows.itertuples())
 
 
 def category_lead_note(leads: pd.DataFrame, titles: tuple) -> str:  # titles of a and b
-    "Which categories carry the lead of `a`, and in which `b` is ahead."
+    "Which categories contribute most to the lead of `a`, and in which `b` is ahead."
     ours, theirs = titles
     ordered, total = leads.sort_values('share', ascending=False), leads.share.sum()
-    said = f'The lead of {ours} over all queries is {total:+.1f} points'.replace('-', '−')
+    said = (
+        'The *contribution* of a category, in points, is the difference in it times its share of the queries; the'
+        f' contributions sum to the lead of {ours} over all queries, {_points(total)}'
+    )
     if total > 0:
         n = int((ordered.share.cumsum() < total / 2).sum()) + 1  # the fewest that make at least half of it
-        said += f'; at least half of it comes from {_with_points(ordered[:n], "share")}'
+        said += f'. At least half of it is contributed by {_contributions(ordered[:n])}'
     behind = leads[leads['diff'] < 0]
     sure = behind.high < 0
     places = [(behind[sure], ''), (behind[~sure], ' (the intervals include zero)')]
-    words = [f'in {_with_points(some, "diff")}{how}' for some, how in places if len(some)]
+    words = [f'in {_contributions(some)}{how}' for some, how in places if len(some)]
     return f'{said}. {theirs} is ahead ' + (' and '.join(words) if words else 'in no category') + '.'
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #03974a69
@@ -797,15 +892,23 @@ def area_table(run: ReferredRun, areas: pd.Series, distractors: int, groups: int
     return pd.DataFrame(rows).sort_values(['method', 'area'], ignore_index=True)
 
 
-def area_figure(run: ReferredRun, areas: pd.Series, distractors: int, groups: int = 10, seed: int = 0):
+def area_figure(
+    run: ReferredRun,
+    areas: pd.Series,
+    distractors: int,
+    groups: int = 10,
+    seed: int = 0,
+    methods=None,  # some; None: all
+):
     "R@1 of each method by visible area, in groups of equally many queries, with 95 % intervals over families."
     table = area_table(run, areas, distractors, groups, seed)
-    fig, ax = page(2.8 + 0.09 * len(run.titles))
-    for m in [m for m in run.titles if m in set(table.method)]:
+    fig, ax = page(3.4)
+    for m in [m for m in run.titles if m in set(table.method) and (methods is None or m in methods)]:
         some, style = table[table.method == m], line_style(m)
         ax.plot(some.area, some.value, marker='o', ms=3, label=run.titles[m], **style)
         ax.fill_between(some.area, some.low, some.high, color=style['color'], alpha=0.1)
     ax.set(xlabel='visible pixels of the product (% of the image)', ylabel='R@1 (%)', ylim=(0, None))
+    ax.set_title('R@1 by size of the product')
     ax.grid(axis='y')
     method_legend(fig, [ax])
     return fig
@@ -935,6 +1038,16 @@ def paper_table(table: str = 'lrvsf_table2', setting: str = 'condition') -> pd.D
     return value.index.to_frame(index=False).assign(**{f'+{n}': shown for n, shown in cells.items()})
 
 
+def apart_note(run: ReferredRun, table: str = 'lrvsf_table2') -> str:
+    "The galleries of the paper and those of a run, where none has the same number of distractors."
+    ends = [(columns[0], columns[-1]) for columns in (list(paper_table(table))[3:], list(bootstrap_table(run))[2:])]
+    (a, b), (c, d) = ends
+    return (
+        f'The galleries of the paper ({a} to {b} distractors) and the subsets of this run ({c} to {d}) have no number'
+        ' of distractors in common, so they have separate tables.'
+    )
+
+
 def _whole_galleries(run: ReferredRun) -> pd.DataFrame:  # of bootstrap_summary
     "R@1 and Cat@1 of all queries among all distractors, in percent."
     mine = run.per_query[run.per_query.distractors == run.steps[-1]]
@@ -1002,21 +1115,32 @@ def falls(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evid
     return [claim_evidence(c, f'fall of R@1: {run.titles[m]}', BY_CONSTRUCTION) for m, c in by_method.items()]
 
 
-def printed_filter() -> pd.DataFrame:  # one row a backbone and number of distractors; columns before, after
-    "R@1 of the fine-tuned ViT in the paper's Table 2, in percent, without the filtered gallery and with it."
+PRINTED_NAMES = {'ViT': 'before', 'ViT + category-filtered gallery': 'after', 'CondViT': 'conditional'}
+
+
+def printed_filter() -> pd.DataFrame:  # one row a backbone and number of distractors
+    """R@1 in the paper's Table 2, in percent: the fine-tuned ViT without the filtered gallery (before) and with it
+    (after), and CondViT by category (conditional)."""
     printed = read_printed('lrvsf_table2').query("metric == 'recall'")
     printed = printed.assign(distractors=printed.setting.str.extract('distractors=(.*)')[0])
-    of = {'ViT': 'before', 'ViT + category-filtered gallery': 'after'}
-    rows = printed[printed.method.isin(of)].replace(dict(method=of))
+    mine = printed.method.isin(PRINTED_NAMES)
+    mine &= (printed.method != 'CondViT') | printed.setting.str.contains('condition=category')
+    rows = printed[mine].replace(dict(method=PRINTED_NAMES))
     return rows.pivot(index=['backbone', 'distractors'], columns='method', values='value')
+
+
+def recall_among(run: ReferredRun, method: str, distractors: int) -> float:  # percent
+    "R@1 of a method under the category, mean over seeds."
+    lines = run.among(distractors)
+    return 100 * float((lines['rank'][lines.method == method] == 1).mean())
 
 
 def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
     """L04: what the filtered gallery adds to the ViT's R@1, between 2 and 4 points; `TOO_LOW` where that R@1 is below
     half of the lowest of the paper, so that the same points are a far larger share of it."""
     found, table = leads(run, VIT + FILTERED, [VIT], distractors, seed=seed)[VIT], printed_filter()
-    lines, ratios, least = run.among(distractors), table.after / table.before, table.before.min() / 2
-    before, after = (100 * float((lines['rank'][lines.method == m] == 1).mean()) for m in (VIT, VIT + FILTERED))
+    ratios, least = table.after / table.before, table.before.min() / 2
+    before, after = (recall_among(run, m, distractors) for m in (VIT, VIT + FILTERED))
     times = f'{after / before:.1f} times' if before else 'from zero'
     what = (
         f'gain of the filter, each gallery with its own checkpoint, R@1 {before:.1f} to {after:.1f} %,'
@@ -1033,6 +1157,14 @@ def lead_line(run: ReferredRun, a: str, b: str, distractors: int, task='category
     "R@1 of `a` minus that of `b` as a line of evidence."
     found = leads(run, a, [b], distractors, task, seed=seed)[b]
     return claim_evidence(found, f'R@1 {under(task)}: {run.titles[a]} − {run.titles[b]}', role)
+
+
+def over_filter(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
+    "L05: CondViT over the ViT in a filtered gallery, with R@1 of both here and in the paper."
+    line, table = lead_line(run, CONDVIT, VIT + FILTERED, distractors, seed=seed), printed_filter()
+    ours, theirs = (recall_among(run, m, distractors) for m in (CONDVIT, VIT + FILTERED))
+    a, b = (f'{table[c].min():.1f} to {table[c].max():.1f}' for c in ('conditional', 'after'))
+    return [dict(line, what=f'{line["what"]}, {ours:.1f} against {theirs:.1f} % (paper: {a} against {b} %)')]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1c2a2c2a
 def over_text(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
@@ -1176,7 +1308,7 @@ def referred_evidence(run: ReferredRun, distractors: int, seed: int = 0, areas=N
     if there.issuperset((VIT, VIT + FILTERED)):
         found['L04'] = filter_gain(run, distractors, seed)
     if there.issuperset((CONDVIT, VIT + FILTERED)):
-        found['L05'] = [lead_line(run, CONDVIT, VIT + FILTERED, distractors, seed=seed)]
+        found['L05'] = over_filter(run, distractors, seed)
     if there.issuperset(CONDVITS.values()):
         found['L08'] = caption_gain(run, distractors, seed)
     if there.issuperset((CONDVITS['text'], CLIP4CIR)):

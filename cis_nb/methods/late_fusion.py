@@ -95,7 +95,7 @@ def validation_task(task: Task, data: str = 'world', world_seed: int = 0, **draw
 # %% ../../nbs/04b_methods/14_late_fusion.ipynb #dd5e8dfe
 @dataclass(kw_only=True)
 class ScoreProduct(FeatureMethod):
-    "The cosine to the reference times the cosine to the text, each moved to 0 to 1 by its range in a gallery."
+    "The cosine to the reference times that to the text, each rescaled to 0 to 1 by its smallest and largest value."
 
     image_range: tuple  # smallest and largest cosine of a reference and an image
     text_range: tuple  # of a text and an image
@@ -233,7 +233,7 @@ class TunedSum(LateFusion):
 
 # %% ../../nbs/04b_methods/14_late_fusion.ipynb #725d34fb
 class TunedProduct(LateFusion):
-    "The product of two similarities, moved by their ranges in the validation gallery."
+    "The product of two similarities, each rescaled to 0 to 1 by its smallest and largest value in validation."
 
     def set_on(self, validation: Task, task: str) -> FeatureMethod:
         self.settings[task] = image, text = cosine_ranges(validation, self.read)
@@ -243,8 +243,9 @@ class TunedProduct(LateFusion):
     @property
     def note(self) -> str:
         "The ranges, in words."
-        return f'{self.title}, smallest and largest cosine of references and of texts: ' + '; '.join(
-            f'{a:.2f} to {b:.2f} and {c:.2f} to {d:.2f} ({self.set_for(task)})'
+        about = f'{self.title}, smallest and largest cosine of references and of texts, rescaled to 0 to 1: '
+        return about + '; '.join(
+            f'{a:.2f} to {b:.2f} and {c:.2f} to {d:.2f}'.replace('-', '−') + f' ({self.set_for(task)})'
             for task, ((a, b), (c, d)) in self.settings.items()
         )
 

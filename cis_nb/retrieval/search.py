@@ -760,20 +760,27 @@ def _plan_times(shard: _Shard, machine: PlanMachine, ours: pd.Series, flat: pd.S
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #4003adeb
 _LEAST_FOR_RECALL = 10**5  # vectors of the largest measured gallery, for an extrapolation of recall
+_CEILING = 0.995  # a recall from here on, printed as 100 %, says little about its fall and is not fitted
 
 
 def _plan_recall(way: str, measured: pd.DataFrame, n: float) -> tuple:  # quantity, value, source
-    "Recall@1 in a gallery of `n` vectors, with the range of the lines without one of the sizes; none from few vectors."
+    """Recall@1 in a gallery of `n` vectors, with the range of the lines without one of the sizes; none from few
+    vectors, and none from fewer than three sizes with a recall below `_CEILING`."""
     sizes, recalls = measured.vectors.to_numpy(), measured.recall_1.to_numpy()
-    seen = ', '.join(f'{100 * r:.0f} % at {v:,}' for v, r in zip(sizes, recalls))
+    seen, full = ', '.join(f'{100 * r:.0f} % at {v:,}' for v, r in zip(sizes, recalls)), recalls >= _CEILING
     if max(sizes) < _LEAST_FOR_RECALL:
         return f'recall@1, {way}', '–', f'not extrapolated from {max(sizes):,} vectors; measured: {seen}'
     if len(sizes) < 3:
         raise ValueError(f'{way} was measured at {len(sizes)} sizes; a plan needs 3 or more')
+    if (~full).sum() < 3:
+        why = f'not extrapolated: recall is at its ceiling up to {max(sizes[full]):,} vectors'
+        return f'recall@1, {way}', '–', f'{why}; measured: {seen}'
+    sizes, recalls = sizes[~full], recalls[~full]
     every = range(len(sizes))
     without = [100 * extrapolated_recall(np.delete(sizes, i), np.delete(recalls, i), n) for i in every]
     value = f'{100 * extrapolated_recall(sizes, recalls, n):.0f} % ({min(without):.0f} to {max(without):.0f} %)'
-    return f'recall@1, {way}', value, f'extrapolated to {n:,.0f} vectors from {seen}'
+    left_out = '; 100 % is not fitted' if full.any() else ''
+    return f'recall@1, {way}', value, f'extrapolated to {n:,.0f} vectors from {seen}{left_out}'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #9bd05133
 def _plan_column(ways: dict, n: int, dim: int, machine: PlanMachine) -> list:  # of (quantity, value, source)

@@ -1,14 +1,19 @@
 "The smoke book from start to end, and its pages: as files, and in a browser without a network."
 
+import base64
+import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 from browser import CHROMIUM, Browser
+
+import cis_nb
 
 
 def experiment_names(smoke):
@@ -206,6 +211,33 @@ def test_places_on_a_page_are_measured(browser, tmp_path):
     (tmp_path / 'deep.html').write_text(f'<!doctype html><div class="bd-article">{body}</div>')
     browser.open(tmp_path / 'deep.html')
     assert [place.split()[0] for place in far_down(browser.js(FIRST))] == ['table', 'figure']
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize('width', [400, 1200])
+def test_wide_tables_figures_and_titles_stay_on_the_page_and_show_that_they_go_on(browser, tmp_path, width):
+    style, picture = Path(cis_nb.__file__).parent / 'assets/book/_static/book.css', io.BytesIO()
+    Image.new('RGB', (1600, 90), 'white').save(picture, 'png')
+    figure = f'<img src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">'
+    cells = '<td>number</td>' * 40
+    tables = ''.join(f'<table class="cis-table {name}"><tr>{cells}</table>' for name in ('cis-matrix', 'cis-front'))
+    body = f'<h1>{"a_long_name_" * 12}</h1>{tables}<div class="cell_output" id="figure">{figure}</div>'
+    theme = '<style>html { --pst-color-background: #fff }</style>'  # of sphinx-book-theme
+    head = f'<!doctype html>{theme}<link rel="stylesheet" href="{style.as_uri()}">'
+    (tmp_path / 'wide.html').write_text(f'{head}<div class="bd-article">{body}</div>')
+    browser.open(tmp_path / 'wide.html')
+    browser.picture(tmp_path / 'wide.png', width, 900)
+    boxes = ['.cis-matrix', *(['.cis-front', '#figure'] if width == 400 else [])]
+    for box in boxes:
+        scrolls, edge, y, middle = browser.js(
+            f"(() => {{ const b = document.querySelector('{box}'), r = b.getBoundingClientRect();"
+            ' return [b.scrollWidth > b.clientWidth, r.right - 2, r.top + r.height / 2, r.left + r.width / 2] })()'
+        )
+        shot = Image.open(tmp_path / 'wide.png').convert('L')
+        shadow, plain = (shot.getpixel((int(x), int(y) - 6)) for x in (edge, middle))
+        assert scrolls and shadow < 235 and shadow < plain, box
+    title = browser.js("(() => { const h = document.querySelector('h1'); return h.scrollWidth - h.clientWidth })()")
+    assert title <= 0
 
 
 @pytest.mark.browser

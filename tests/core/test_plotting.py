@@ -4,6 +4,7 @@ import io
 
 import pytest
 from matplotlib.text import Text
+from figures import texts_outside
 from PIL import Image
 
 from cis_nb.core import plotting as show
@@ -41,3 +42,22 @@ def test_a_forest_fits_a_phone_with_letters_that_can_be_read(label):
     texts = [t.get_window_extent() for t in fig.axes[0].texts]  # label and numbers of each row
     assert all(0 <= t.x0 and t.x1 <= width for t in texts)
     assert not any(a.overlaps(b) for i, a in enumerate(texts) for b in texts[i + 1 :])
+
+
+LONG = 'LRVS-F R@1 under the category: CondViT (category) minus the nearest five of its many rivals and controls, seeds'
+
+
+@pytest.mark.parametrize('label', ['a', LONG, 'W' * 90, LONG + ' | ' + LONG])
+def test_no_text_of_a_figure_leaves_it(label, monkeypatch):
+    small = Image.new('RGB', (60, 40))
+    for fig in (
+        show.forest([(label, 3.0, 1.0, 5.0), (label, -12.0, -13.5, -11.0)], label, label, ' points'),
+        show.show_strip([small] * 8, [label] * 8, row_title=label),
+    ):
+        assert not texts_outside(fig, monkeypatch)
+
+
+def test_a_text_that_leaves_a_figure_is_seen(monkeypatch):
+    fig, ax = show.page()
+    ax.set_title(LONG)
+    assert texts_outside(fig, monkeypatch) == [LONG]

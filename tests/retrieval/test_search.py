@@ -423,6 +423,33 @@ def test_a_plan_asks_for_three_sizes():
     assert widths[0] <= 1 < widths[1]
 
 
+def rates_of_four_sizes(recalls) -> pd.DataFrame:
+    rates = made_up_rates().query("way != 'ivfpq' or effort != 8")
+    smallest = rates[rates.vectors == 100].assign(vectors=32)
+    rates = pd.concat([rates, smallest]).sort_values('vectors', kind='stable')
+    fixed = dict(zip((32, 100, 316, 1000), recalls))
+    return rates.assign(recall_1=rates.recall_1.where(rates.way == 'flat', rates.vectors.map(fixed)))
+
+
+@pytest.mark.usefixtures('few_vectors_are_enough')
+@pytest.mark.parametrize('recalls, up_to', [((1, 1, 1, 0.98), 316), ((1, 0.997, 0.98, 0.9), 100), ((1, 1, 1, 1), 1000)])
+def test_recall_at_the_ceiling_is_not_extrapolated(recalls, up_to):
+    plan = plan_of(rates_of_four_sizes(recalls))
+    for row in ('recall@1, ivfpq', 'recall@1, ivfpq, re-ranked'):
+        assert plan.value[row] == '–'
+        said = f'not extrapolated: recall is at its ceiling up to {up_to:,} vectors; measured: 100 % at 32, '
+        assert plan.source[row].startswith(said)
+
+
+@pytest.mark.usefixtures('few_vectors_are_enough')
+def test_a_size_at_the_ceiling_is_left_out_of_the_line():
+    plan, below = (plan_of(rates_of_four_sizes((first, 0.9, 0.8, 0.7)), n=10**6) for first in (1, 0.99))
+    line = S.extrapolated_recall([100, 316, 1000], [0.9, 0.8, 0.7], 10**6)
+    assert plan.value['recall@1, ivfpq'].startswith(f'{100 * line:.0f} % (')
+    assert plan.source['recall@1, ivfpq'].endswith('70 % at 1,000; 100 % is not fitted')
+    assert 'not fitted' not in below.source['recall@1, ivfpq']
+
+
 def test_the_finding_names_the_fastest_index_that_is_good_enough_by_its_first_image():
     rates = made_up_rates()
     rates.loc[rates.effort == 8, ['batch_per_s', 'batch_per_s_low', 'batch_per_s_high']] = 250.0

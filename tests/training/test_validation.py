@@ -2,11 +2,22 @@
 
 import json
 from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
+from figures import drawn_texts, texts_outside
+
 from cis_nb.core.plotting import color
-from cis_nb.training.validation import RankedQueries, read_net, recall_ks, run_folder, write_net
+from cis_nb.training.validation import (
+    RankedQueries,
+    rank_ticks,
+    read_net,
+    recall_curves,
+    recall_ks,
+    run_folder,
+    write_net,
+)
 
 ABOUT = dict(n=3, backbone='tiny_xs', fingerprint='aa')
 
@@ -23,6 +34,23 @@ def folder(tmp_path):
 @pytest.mark.parametrize('size, ks', [(1, ()), (2, (1,)), (5, (1,)), (6, (1, 5)), (10, (1, 5)), (11, (1, 5, 10))])
 def test_a_gallery_gets_the_ranks_it_is_large_enough_for(size, ks):
     assert recall_ks(SimpleNamespace(shared_gallery=['i'] * size)) == ks
+
+
+@pytest.mark.parametrize('panels, last', [(1, 9), (2, 261), (2, 1200), (3, 1200), (4, 20000)])
+def test_the_ticks_of_recall_by_rank_do_not_overlap(panels, last, monkeypatch):
+    found = pd.DataFrame(dict(rank=[1, last], gallery_size=[last, last]))
+    fig = recall_curves(*[{f'task {n}': found for n in range(panels)}] * 2, 'lincir')
+    ticks = [(text, box) for text, box in drawn_texts(fig, monkeypatch) if text.isdigit()]
+    for ax in fig.axes[:panels]:
+        low, left, right = ax.bbox.y0, ax.bbox.x0, ax.bbox.x1
+        boxes = [b for _, b in ticks if b.y1 <= low and left <= (b.x0 + b.x1) / 2 <= right]
+        assert len(boxes) == len(rank_ticks(last, 16 // max(2, panels)))
+        assert not any(a.padded(2).overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+    assert not [text for text in texts_outside(fig, monkeypatch) if text.isdigit()]
+
+
+def test_ranks_are_powers_of_ten_where_the_others_are_too_many():
+    assert rank_ticks(261, 8) == [1, 2, 5, 10, 20, 50, 100, 200] and rank_ticks(500, 8) == [1, 10, 100]
 
 
 @pytest.mark.parametrize(
