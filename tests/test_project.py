@@ -646,6 +646,32 @@ def test_each_figure_of_the_map_is_drawn_on_its_pages():
             assert re.search(rf'(?<!def )(?<![\w.])(?:{draws})\(', text), f'{r.paper} {r.item}: {draws} in {page}'
 
 
+FORMULA = re.compile(r'\$[A-Za-z\\][^$]*\$')  # a prompt has a blank behind its `$`, a variable no second one
+
+
+def formulas_in(source: str) -> list:
+    "String literals of a code cell that hold a formula; what an f-string fills in is a star."
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            found.append(''.join(v.value if isinstance(v, ast.Constant) else '*' for v in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return [text for text in found if FORMULA.search(text)]
+
+
+def test_no_text_of_a_figure_is_a_formula():
+    "A page draws its texts without reading formulas, so these would be shown as they are typed."
+    cells = [(name, c['source']) for name, path in notebooks().items() for c in code_cells(read_notebook(path))]
+    assert {(name, text) for name, source in cells for text in formulas_in(source)} == set()
+    assert formulas_in("ax.set(xlabel='$w_I$', title=f'$q_{i}$', ylabel='$\\\\hat f$')") == [
+        '$w_I$',
+        '$q_*$',
+        '$\\hat f$',
+    ]
+    assert formulas_in("prompt, folder, price = 'a photo of $ , $', '$CIS_HOME', '5 $'") == []
+
+
 CHAPTER = r'\b\d\d[a-z]?_\w+(?:/\w+)?'
 
 

@@ -73,9 +73,9 @@ TESTED_BY = {
     'full/07_ablations/combiner': 'G04 G05 G06 G13 G14',
     'quick/09_claims/claims': 'L07 N09',
     'quick/06_evaluation/lrvsf': 'L02 L04 L05',
-    'quick/06_evaluation/compodiff': 'C01 C03 C04 C06 C07 C08 C19',
-    'full/06_evaluation/compodiff': 'C02',
-    'quick/07_ablations/guidance': 'C14',
+    'quick/06_evaluation/compodiff': 'C08',
+    'full/06_evaluation/compodiff': 'C01 C03 C06 C07 C19',
+    'full/07_ablations/guidance': 'C14',
     'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'full/06_evaluation/pseudo_words_genecis': 'N06',
     'full/07_ablations/modality_gap': 'N10 N11',
@@ -85,7 +85,8 @@ TESTED_BY = {
     'full/08_scaling/pseudo_words_backbones': 'N20',
     'full/08_scaling/time': 'N07 N08',
     'full/06_evaluation/lrvsf': 'L09 L10 L14',
-    'quick/08_scaling/denoising_steps': 'C11 C12 C13',
+    'quick/08_scaling/denoising_steps': 'C12',
+    'full/08_scaling/denoising_steps': 'C11 C13',
     'full/08_scaling/synthetic_triplets': 'C15',
     'full/07_ablations/stage2': 'C17',
     'full/07_ablations/text_condition': 'C09 C10',
@@ -106,6 +107,7 @@ DATA = {
     'G16': f'{BOTH_TOWERS} over each backbone',
     'L01 L08': f'the photographs of LRVS-F and published weights; {PUBLISHED_RUN} ranks CLIP and CondViT, ViT-B/16',
     'L03': 'the photographs of LRVS-F, a detector, and a segmenter, which the book does not have',
+    'C02 C04': 'CLIP4Cir with both of its steps: the first trains CLIP, and the Combiners here are the second alone',
     'C16': 'the triplets of InstructPix2Pix',
     'L06': (
         f'the photographs of LRVS-F and published weights; {PUBLISHED_RUN} ranks CondViT, '
@@ -218,17 +220,19 @@ def corrected_lines(comparisons: list) -> list:
 
 def judge_evidence(lines: list) -> Outcome:
     """The outcome of a claim from its lines of evidence, each with its role. `NOT_HERE` where none of them tests it:
-    they are own comparisons of this book, or say what is not tested; `TOO_LOW` where a limit needs a higher recall."""
+    they are own comparisons of this book, or say what is not tested, even if a part of it holds by construction;
+    `TOO_LOW` where a limit needs a higher recall."""
     comparisons = corrected_lines(lines)
     judged, certain = with_role(comparisons), with_role(comparisons, BY_CONSTRUCTION)
-    if lines and not judged and not certain:
+    refuted, open_parts = 'worse' in map(verdict, certain), with_role(comparisons, UNTESTED)
+    if lines and not judged and not refuted and (open_parts or not certain):
         return Outcome(effect(comparisons), TOO_LOW if with_role(comparisons, TOO_LOW) else NOT_HERE, comparisons)
     said = all_hold(judged)
-    if 'worse' in map(verdict, certain):
+    if refuted:
         said = 'not reproduced'
     elif certain and not judged:
         said = CERTAIN
-    elif said == 'reproduced' and (with_role(comparisons, UNTESTED) or with_role(comparisons, TOO_LOW)):
+    elif said == 'reproduced' and (open_parts or with_role(comparisons, TOO_LOW)):
         said = 'undecided'
     return Outcome(effect(comparisons), said, comparisons)
 

@@ -47,7 +47,7 @@ def test_a_claim_without_a_test_says_what_kind_of_thing_it_waits_for(tmp_path):
     assert (found['N02'], found['N12'], found['C02']) == (
         'waits for data or weights',
         'tested in the profile full',
-        'tested in the profile full',
+        'waits for data or weights',
     )
 
 

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -21,6 +20,7 @@ from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.experiment_files import code_cells, read_notebook
 from cis_nb.experiments import controls as C
+from cis_nb.methods.artemis import Artemis, ArtemisMethod
 from cis_nb.methods.baselines import method as baseline
 from cis_nb.methods.compodiff import CompoDiffMethod
 from cis_nb.retrieval.search import INDEX_KINDS
@@ -123,11 +123,41 @@ def test_a_folder_that_is_not_there_or_empty(tmp_path):
         C.control_collection(str(tmp_path))
 
 
-def test_a_method_with_scores_of_its_own_is_refused(search, methods):
-    own = replace(methods['Text only'])
-    own.score = lambda q, gallery: q @ gallery.T
-    with pytest.raises(ValueError, match='methods: Mine has scores of its own'):
-        C.ControlSearch({'Mine': own}, search.collection)
+@pytest.fixture(scope='module')
+def scorer(methods):
+    "An ARTEMIS-like scorer with random weights: a query has four times the width of an image."
+    torch.manual_seed(1)
+    backbone = methods['Text only'].backbone
+    return ArtemisMethod(name='artemis', title='Mine', backbone=backbone, net=Artemis(backbone.D).eval())
+
+
+def by_own_score(scorer, search, ids) -> dict:
+    "Images and their scores for one query, one image at a time."
+    source = search.collection.source
+    q = scorer.encode_queries(C.Queries(['query'], [['a red boat']], ['02.png'], source))
+    gallery = source.features(scorer.backbone)
+    return {i: float(scorer.score(q, gallery[[i]])) for i in ids if i != '02.png'}
+
+
+def test_a_method_with_a_score_of_its_own_ranks_the_whole_of_a_small_gallery(search, methods, scorer):
+    both = C.ControlSearch(methods | {'Mine': scorer}, search.collection)
+    (a,) = C.answer(both, C.ControlQuery('02.png', 'a red boat', 'a dog'), C.ControlSettings(k=7), ['Mine'])
+    scores = by_own_score(scorer, both, both.indexes['Mine'].ids)
+    assert a.ids == sorted(scores, key=scores.get, reverse=True)[:7] and a.note == 'reads no negative text'
+    np.testing.assert_allclose(a.scores, [scores[i] for i in a.ids], atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['flat', 'hnsw'])
+def test_in_a_large_gallery_it_orders_the_first_images_of_the_index(search, methods, scorer, kind, monkeypatch):
+    monkeypatch.setattr(C, 'SCORED', 20)
+    monkeypatch.setattr(C, 'RERANKED', 12)
+    both = C.ControlSearch(methods | {'Mine': scorer}, search.collection, kind)
+    query, settings = C.ControlQuery('02.png', 'a red boat'), C.ControlSettings(k=12)
+    mine, found = C.answer(both, query, settings, ['Mine', 'Image + Text'])
+    assert set(mine.ids) == set(found.ids) and mine.note == 'orders the first 12 images of Image + Text'
+    scores = by_own_score(scorer, both, found.ids)
+    assert mine.ids == sorted(scores, key=scores.get, reverse=True) != found.ids
+    assert not both.reranks('Image + Text') and found.note == ''
 
 
 def test_fewer_images_than_results(search, methods, tmp_path):

@@ -13,12 +13,15 @@ from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.experiment_files import read_params
 from cis_nb.experiments import diffusion_ablations as A
-from cis_nb.experiments.claims import judge_evidence
+from cis_nb.experiments import diffusion
+from cis_nb.experiments.claims import NOT_HERE, joined_evidence, judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
 from cis_nb.experiments.comparison import read_printed, verdict
+from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.matrix import MatrixRun
 from cis_nb.experiments.training_time import Estimate
 from cis_nb.methods import compodiff
+from cis_nb.methods.compodiff import CompoDiffMethod
 from cis_nb.methods.diffusion import DIFFUSION_STEPS, SamplerSettings, cosine_alphas, sample_embeddings
 from cis_nb.train import settings
 
@@ -44,7 +47,7 @@ def ranked(ranks: dict, seeds=(0, 1)) -> MatrixRun:
     ]
     about = dict(benchmark='cirr', task='full', metric='recall', k=1, ci_low=0.0, ci_high=1.0, n=40)
     results = pd.DataFrame([dict(about, method=m, seed=s, value=1.0) for m in ranks for s in seeds])
-    entries = [SimpleNamespace(name=m, title=m) for m in ranks]
+    entries = [SimpleNamespace(name=m, title=m, run=None, method=None) for m in ranks]
     run = MatrixRun({}, {}, None, entries, [], pd.DataFrame(rows), results, None)
     run.per_query = A.benchmark_scores(run)
     return run
@@ -120,19 +123,58 @@ def test_the_ratio_of_slopes_tells_a_line_from_a_curve(power, ratio):
 def test_claims_on_steps_follow_scores_and_times():
     run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))})
     line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
-    said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 1.3, 3).items()}
+    said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 0.02, 3).items()}
     assert said == {'C11': 'undecided', 'C12': 'reproduced', 'C13': 'undecided'}  # fine-tuning is untested
-    assert all(verdict(c) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 1.3))
+    assert all(verdict(c) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 0.02))
     curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 1010.0})
-    assert judge_evidence(A.step_evidence(run, curved, 1.3, 3)['C12']).verdict == 'not reproduced'
+    assert judge_evidence(A.step_evidence(run, curved, 0.02, 3)['C12']).verdict == 'not reproduced'
     worse = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, HALF), (10, GOOD), (100, GOOD))})
-    assert judge_evidence(A.step_evidence(worse, line, 1.3, 3)['C11']).verdict == 'not reproduced'
+    assert judge_evidence(A.step_evidence(worse, line, 0.02, 3)['C11']).verdict == 'not reproduced'
+
+
+def trained(run: MatrixRun, stage: str, monkeypatch, **params) -> MatrixRun:
+    "The run with one entry that is a training of a stage, with these parameters."
+    given = dict(stage=stage, start='', task_mix=[0.3, 0.3, 0.4]) | params
+    method = CompoDiffMethod(name='compodiff', title='C', backbone=None, net=None)
+    run.entries.append(Entry(method, 0, 'a run'))
+    for module in (A, diffusion):
+        monkeypatch.setattr(module, 'manifest', lambda run: dict(params=given))
+    return run
+
+
+def test_the_limit_on_five_steps_is_the_share_that_the_paper_loses():
+    losses = A.printed_losses()
+    assert losses == pytest.approx({'zero-shot': 1 - 42.17 / 42.65, 'supervised': 1 - 45.03 / 46.31})
+    run = ranked({A.step_name(n): r for n, r in ((5, HALF), (10, GOOD), (100, HALF))})
+    to_ten, to_hundred = A.near_evidence(run, [5, 10, 100], 0.1)
+    assert (to_ten['diff'], to_hundred['diff']) == pytest.approx((50 - 90, 50 - 45))
+    assert to_ten['what'] == 'CIRR R@1, 5 steps − 90.0 % of 10 steps'
+
+
+def test_a_fine_tuned_training_tests_its_clause_of_the_claims_on_steps(monkeypatch):
+    line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
+    ranks = {A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))}
+    plain = A.step_evidence(trained(ranked(ranks), '2', monkeypatch), line, 0.02, 3)
+    tuned = A.step_evidence(trained(ranked(ranks), 'finetune', monkeypatch), line, 0.02, 3)
+    assert set(tuned) == {'C11', 'C13'} and {c['clause'] for v in tuned.values() for c in v} == {A.AFTER_TUNING}
+    receipts = dict(plain=dict(evidence=plain), tuned=dict(evidence=tuned))
+    assert judge_evidence(joined_evidence(receipts)['C11']).verdict == 'reproduced'
+    assert judge_evidence(plain['C11']).verdict == 'undecided'
+
+
+@pytest.mark.parametrize('stage', ['2', 'finetune'])
+def test_another_recipe_than_the_published_one_judges_no_claim_on_recall(stage, monkeypatch):
+    line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
+    run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))})
+    evidence = A.step_evidence(trained(run, stage, monkeypatch, predicts='noise'), line, 0.02, 3)
+    assert {judge_evidence(evidence[c]).verdict for c in ('C11', 'C13')} == {NOT_HERE}
+    assert 'predicts noise (published: x0)' in ' '.join(c['what'] for c in evidence['C11'])
 
 
 @pytest.mark.parametrize('counts, lacking', [((5, 10, 50), [100]), ((1, 2, 4), [10, 100])])
 def test_what_a_claim_on_steps_names_and_a_run_lacks_is_untested(counts, lacking):
     run = ranked({A.step_name(n): GOOD for n in counts})
-    evidence = A.step_evidence(run, constant({n: n for n in counts}), 1.3, 3)
+    evidence = A.step_evidence(run, constant({n: n for n in counts}), 0.02, 3)
     untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
     assert untested == [*(f'5 steps beside {n}; this run lacks them' for n in lacking), 'the same after fine-tuning']
     assert evidence['C12'][-1]['what'] == 'time of 100 steps beside 5; this run lacks them'
@@ -185,10 +227,10 @@ def test_hours_are_projected_by_samples():
     assert A.projected_hours_table([rates])['projected from'].iloc[0] == 'cpu, float32: steps of 64'
 
 
-@pytest.mark.parametrize('profile', ['quick', 'full'])
-def test_two_pages_choose_the_sampler_in_the_same_way(profile):
+@pytest.mark.parametrize('profile, variant', [('quick', ''), ('full', ''), ('full', '.finetune')])
+def test_two_pages_choose_the_sampler_in_the_same_way(profile, variant):
     "The page on the number of steps and that on all benchmarks have the same queries, seeds and guidance weights."
-    pages = ('08_scaling/denoising_steps', '06_evaluation/compodiff')
+    pages = (f'08_scaling/denoising_steps{variant}', '06_evaluation/compodiff')
     steps, rivals = (read_params(ROOT / f'params/{profile}/{page}.yaml') for page in pages)
     for name in ('world_seed', 'tune_seed', 'seeds'):
         assert steps[name] == rivals[name], name
