@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['IMAGE_KEYS', 'IMAGE_SUFFIXES', 'SPLIT_ALIASES', 'FOLDER_LAYOUTS', 'SETTLED', 'Skipped', 'Place', 'tar_members',
-           'folder_files', 'clean_caption', 'is_image', 'read_beside', 'read_coco', 'read_table', 'split_by_hash',
-           'with_splits', 'Photos', 'signature', 'contents_key', 'folder_key', 'places_key', 'read_photos']
+           'files_below', 'folder_files', 'clean_caption', 'is_image', 'read_beside', 'read_coco', 'read_table',
+           'split_by_hash', 'with_splits', 'Photos', 'signature', 'contents_key', 'folder_key', 'places_key',
+           'read_photos']
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #2decb0d8
 import csv
@@ -96,29 +97,49 @@ def tar_members(path, skipped: Skipped):
         skipped.add('tar cut short or damaged', path)
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #1ab182df
+def _folders_below(root: Path, skipped: Skipped):
+    "(folder, names of its files) of `root` and each folder below it, linked ones last, none twice."
+
+    def unreadable(e: OSError):
+        skipped.add(f'folder that cannot be read ({e.strerror})', Path(e.filename).relative_to(root))
+
+    starts, listed = [root], set()
+    for start in starts:  # grows by the links that are met
+        for folder, dirs, files in os.walk(start, onerror=unreadable):
+            if (real := os.path.realpath(folder)) in listed:
+                skipped.add('folder that is listed under another name', Path(folder).relative_to(root))
+                dirs.clear()
+                continue
+            listed.add(real)
+            dirs[:] = sorted(d for d in dirs if not d.startswith('.'))
+            starts += [p for p in (Path(folder) / d for d in dirs) if p.is_symlink()]
+            yield Path(folder), sorted(f for f in files if not f.startswith('.'))
+
+
+def files_below(root, skipped: Skipped) -> dict:
+    "The files below a folder: name -> path; what is no file, and a folder that cannot be read, is counted."
+    found, root = {}, Path(root)
+    for folder, names in _folders_below(root, skipped):
+        for path in (folder / n for n in names):
+            if path.is_file():
+                found[path.relative_to(root).as_posix()] = path
+            else:
+                skipped.add('neither a file nor a folder', path.relative_to(root))
+    return found
+
+# %% ../../nbs/00b_data/01_image_folders.ipynb #71bd5f34
 def folder_files(root, skipped: Skipped) -> dict:
     "Every file below `root`, those inside its tars included: name -> place."
-    found, root = {}, Path(root)
-    for folder, dirs, files in os.walk(root):
-        dirs[:] = sorted(d for d in dirs if not d.startswith('.'))
-        for path in (Path(folder) / f for f in sorted(files)):
-            if not path.is_file():
-                skipped.add('neither a file nor a folder', path.relative_to(root))
-                continue
-            if path.suffix == '.tar':
-                here = tar_members(path, skipped)
-            else:
-                here = [(path.relative_to(root).as_posix(), Place(str(path)))]
-            for name, place in here:
-                if not is_utf8(name):
-                    skipped.add('file name that is not UTF-8', name)
-                    continue
-                if PurePosixPath(name).name.startswith('.'):
-                    continue
-                if name in found:
-                    skipped.add('second file of the same name', f'{path.name}: {name}')
-                else:
-                    found[name] = place
+    found = {}
+    for file, path in files_below(root, skipped).items():
+        here = tar_members(path, skipped) if path.suffix == '.tar' else [(file, Place(str(path)))]
+        for name, place in here:
+            if not is_utf8(name):
+                skipped.add('file name that is not UTF-8', name)
+            elif name in found:
+                skipped.add('second file of the same name', f'{path.name}: {name}')
+            elif not PurePosixPath(name).name.startswith('.'):
+                found[name] = place
     return found
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #7d7e683d
@@ -389,11 +410,7 @@ class Photos(NamedTuple):
 
 def signature(root) -> str:
     "A fingerprint of names, sizes and times of the files of a folder."
-    return fingerprint(_stamps(_files_below(root)))
-
-
-def _files_below(root) -> dict:  # name -> path
-    return {p.relative_to(root).as_posix(): p for p in Path(root).rglob('*') if p.is_file()}
+    return fingerprint(_stamps(files_below(root, Skipped())))
 
 
 def _stamps(paths: dict) -> list:  # of [name, size, time]; name in hexadecimal bytes
@@ -430,7 +447,7 @@ def contents_key(paths: dict) -> str:  # name -> path
 # %% ../../nbs/00b_data/01_image_folders.ipynb #426f278c
 def folder_key(root) -> str:
     "`contents_key` of all files below a folder, by their names in it."
-    return contents_key(_files_below(root))
+    return contents_key(files_below(root, Skipped()))
 
 
 def places_key(places: dict) -> str:  # image -> Place

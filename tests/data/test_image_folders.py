@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.data.packed import CaptionedImages, open_image
 from cis_nb.data.image_folders import Place, Skipped, clean_caption, folder_key, read_photos, tar_members, with_splits
-from photo_folders import image, write_tar, side_by_side, folder
+from photo_folders import image, refuse, write_tar, side_by_side, folder
 
 quick = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -232,6 +232,51 @@ def test_the_same_key_in_two_tars(tmp_path):
     write_tar(tmp_path / 'b.tar', side_by_side(3, 2))
     got = read_photos(tmp_path)
     assert len(got.table) == 5 and got.skipped.counts() == {'second file of the same name': 2}
+
+
+# ---- linked and closed folders
+
+
+def beside(folder, name, caption):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f'{name}.jpg').write_bytes(image(len(caption)))
+    (folder / f'{name}.txt').write_text(caption)
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    root, more = tmp_path / 'root', tmp_path / 'more'
+    beside(root, 'a', 'a cat')
+    beside(root / 'z', 'c', 'a cow')
+    beside(more / 'deep', 'b', 'a dog')
+    (root / 'link').symlink_to(more)
+    (more / 'back').symlink_to(root)  # a loop
+    (root / '1').symlink_to('z')  # a link that is met before its folder
+    got = read_photos(root)
+    assert list(got.table.key) == ['a', 'link/deep/b', 'z/c']
+    assert got.skipped == {'folder that is listed under another name': ['1', 'link/back']}
+    (root / 'link').unlink()
+    (root / 'link').symlink_to(tmp_path / 'nowhere')
+    got = read_photos(root)
+    assert list(got.table.key) == ['a', 'z/c'] and got.skipped['neither a file nor a folder'] == ['link']
+
+
+def test_files_behind_a_link_are_in_the_key_of_a_folder(tmp_path):
+    beside(tmp_path / 'root', 'a', 'a cat')
+    beside(tmp_path / 'more', 'b', 'a dog')
+    alone = folder_key(tmp_path / 'root')
+    (tmp_path / 'root' / 'link').symlink_to(tmp_path / 'more')
+    linked = folder_key(tmp_path / 'root')
+    beside(tmp_path / 'more', 'b', 'a pig')
+    assert len({alone, linked, folder_key(tmp_path / 'root')}) == 3
+
+
+def test_a_folder_without_permission_is_counted(tmp_path, monkeypatch):
+    beside(tmp_path, 'a', 'a cat')
+    beside(tmp_path / 'shut', 'b', 'a dog')
+    monkeypatch.setattr(os, 'scandir', refuse('shut'))
+    got = read_photos(tmp_path)
+    assert list(got.table.key) == ['a']
+    assert got.skipped == {'folder that cannot be read (Permission denied)': ['shut']}
 
 
 # ---- tars

@@ -2,17 +2,19 @@
 
 import gzip
 import json
+import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import attack, byte_changes, gz_changes, json_changes, text_changes
+from hostile import COUNTS, attack, byte_changes, call, gz_changes, json_changes, outcome, text_changes
 from lrvsf_files import Hand
-from photo_folders import folder, image, side_by_side, write_tar
+from photo_folders import folder, image, refuse, side_by_side, write_tar
 
 from cis_nb.backbones.features import image_features
 from cis_nb.benchmarks.grocery import read_grocery
@@ -79,6 +81,45 @@ def test_captions_beside_images(tmp_path):
     for name, data in side_by_side(4):
         (root / name).write_bytes(data)
     assert attack_photos(root, '000.json', JSON) == []
+
+
+def put_link(folder, away):
+    folder.rename(away)
+    folder.symlink_to(away)
+
+
+def put_loop(folder, away):
+    (folder / 'loop').symlink_to('..')
+
+
+def put_link_to_nowhere(folder, away):
+    folder.rename(away)
+    folder.symlink_to(folder.parent / 'nowhere')
+
+
+def put_second_name(folder, away):
+    (folder.parent / 'again').symlink_to(folder.name)
+
+
+@pytest.mark.parametrize('put', [put_link, put_loop, put_link_to_nowhere, put_second_name])
+def test_linked_folders(tmp_path, put):
+    assert folder_case(tmp_path, lambda: put(tmp_path / 'photos/more', tmp_path / 'away')) in ('handled', 'counted')
+
+
+def test_folders_that_cannot_be_read(tmp_path, monkeypatch):
+    assert folder_case(tmp_path, lambda: monkeypatch.setattr(os, 'scandir', refuse('more'))) == 'counted'
+
+
+def folder_case(tmp_path, change) -> str:
+    "The outcome of a change to a folder within a folder of photographs; it is counted."
+    root = folder(tmp_path / 'photos', 4, 'captions.csv', TABLES['captions.csv'])
+    (root / 'more').mkdir()
+    (root / '000.jpg').rename(root / 'more/000.jpg')
+    valid = call(photos_of(root))
+    change()
+    said = outcome(call(photos_of(root)), valid, {'photos'})
+    COUNTS.setdefault('image folders', Counter())[said] += 1
+    return said
 
 
 def test_tars_of_images(tmp_path):
