@@ -17,7 +17,7 @@ import os
 import re
 import tarfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 import pandas as pd
 from ..core.code import path_hash
-from ..core.documents import open_regular, regular, unpack
+from ..core.documents import open_regular, regular, unique_keys, unpack
 from ..core.parameters import is_utf8
 from ..core.report import progress
 from ..core.store import fingerprint, machine, replace_synced, store_root
@@ -173,7 +173,7 @@ def _text(place: Place, name: str) -> str:
 def _json(text: str):
     "Parsed JSON, or None."
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError):
         return None
 
@@ -223,8 +223,23 @@ def read_beside(found: dict, skipped: Skipped) -> list:
     return [row for name in found if is_image(name) and (row := _beside(name, found, skipped))]
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #b7523847
-def _coco_rows(name: str, coco, skipped: Skipped):
-    "The rows of one COCO captions file."
+def _coco_files(name: str, images: list, find, numbers: dict, skipped: Skipped) -> dict:  # id -> file name
+    "The listed images; `numbers` {photo: id} has those of all files, so that no photo has two ids."
+    files = {}
+    for n, i in enumerate(i for i in images if isinstance(i, dict) and 'id' in i):
+        number, file = str(i['id']), i.get('file_name')
+        photo = find(file)
+        if number in files:
+            skipped.add('second image of the same id', f'{name}, images[{n}]: {i["id"]!r}')
+        elif photo and numbers.setdefault(photo, number) != number:
+            skipped.add('second image of the same file name', f'{name}, images[{n}]: {file!r}')
+        else:
+            files[number] = file
+    return files
+
+
+def _coco_rows(name: str, coco, find, numbers: dict, skipped: Skipped):
+    "The rows of one COCO captions file; `find` gives the photo of a file name."
     for field in ('images', 'annotations'):
         if not (isinstance(coco, dict) and isinstance(coco.get(field), list)):
             raise ValueError(
@@ -232,11 +247,7 @@ def _coco_rows(name: str, coco, skipped: Skipped):
                 '"images": [{"id", "file_name"}] and "annotations": [{"image_id", "caption"}]'
             )
     split = re.match(r'captions_([A-Za-z]*)', PurePosixPath(name).name)[1].lower()
-    files = {}
-    for n, i in enumerate(i for i in coco['images'] if isinstance(i, dict) and 'id' in i):
-        if str(i['id']) in files:
-            skipped.add('second image of the same id', f'{name}, images[{n}]: {i["id"]!r}')
-        files.setdefault(str(i['id']), i.get('file_name'))
+    files = _coco_files(name, coco['images'], find, numbers, skipped)
     for a in (a if isinstance(a, dict) else {} for a in coco['annotations']):
         if (image := files.get(str(a.get('image_id')))) is None:
             skipped.add('caption of an image that is not listed', f'{name}: {a.get("id")}')
@@ -247,7 +258,10 @@ def _coco_rows(name: str, coco, skipped: Skipped):
 def read_coco(found: dict, skipped: Skipped) -> list:
     "Rows of all COCO caption files."
     names = [n for n in found if re.fullmatch(r'captions_.*\.json', PurePosixPath(n).name)]
-    return [row for n in names for row in _coco_rows(n, _json(_text(found[n], n)), skipped)]
+    find, numbers, rows = _finder({n for n in found if is_image(n)}), {}, []
+    for n in names:
+        rows += _coco_rows(n, _json(_text(found[n], n)), find, numbers, skipped)
+    return rows
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #e88cfb7a
 def _jsonl_rows(name: str, text: str, skipped: Skipped):
@@ -261,6 +275,37 @@ def _jsonl_rows(name: str, text: str, skipped: Skipped):
             skipped.add('line that is no JSON record', f'{name}, line {n}')
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #dafc8042
+def _whole_rows(name: str, cells, skipped: Skipped):
+    "The rows of a csv reader that have no line end in a cell; the lines of all others are counted."
+    end = 0
+    while True:
+        start, row, why = end, [], ''
+        try:
+            row = next(cells)
+        except StopIteration:
+            return
+        except csv.Error as e:
+            why = f'unreadable line ({e})'
+        end = cells.line_num
+        if any('\n' in c or '\r' in c for c in row):
+            why = 'line of a cell that has several: close the quote'
+        if why:
+            for n in range(start, end):
+                skipped.add(why, f'{name}, line {n + 1}')
+        elif row:
+            yield row
+
+
+def _columns(name: str, row: list) -> list:
+    "The names of the columns in the first row, [] if it is none of names; ValueError for a name that occurs twice."
+    names = [c.strip().lower() for c in row]
+    if not set(names) & set(IMAGE_KEYS):
+        return []
+    if twice := [c for c, n in Counter(names).items() if c and n > 1]:
+        raise ValueError(f'{name}, line 1: {twice[0]!r} is the name of two columns; give each its own name')
+    return names
+
+
 def _csv_rows(name: str, text: str, skipped: Skipped):
     "Rows of a comma or tab separated file, with a header or just image and caption."
     tab = '\t' in text.split('\n', 1)[0]
@@ -269,22 +314,12 @@ def _csv_rows(name: str, text: str, skipped: Skipped):
         delimiter='\t' if tab else ',',
         quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL,
     )
-    head = None
-    while True:
-        try:
-            row = next(cells)
-        except StopIteration:
-            return
-        except csv.Error as e:
-            skipped.add(f'unreadable line ({e})', f'{name}, line {cells.line_num}')
+    head = []
+    for row in _whole_rows(name, cells, skipped):
+        if not head and (head := _columns(name, row)):
             continue
-        if head is None:
-            has_head = any(c.strip().lower() in IMAGE_KEYS for c in row)
-            head = [c.strip().lower() for c in row] if has_head else ['image', 'caption']
-            if has_head:
-                continue
-        if row:
-            yield _row(dict(zip(head, row[: len(head) - 1] + [','.join(row[len(head) - 1 :])])))
+        head = head or ['image', 'caption']
+        yield _row(dict(zip(head, row[: len(head) - 1] + [','.join(row[len(head) - 1 :])])))
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #6ae5288d
 def read_table(found: dict, skipped: Skipped) -> list:

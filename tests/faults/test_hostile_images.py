@@ -62,6 +62,41 @@ def test_tables_of_captions(tmp_path, table):
     assert attack_photos(root, table, [text_changes]) == []
 
 
+def table_changes(data: bytes):
+    "(name, bytes): quotes that are not closed, columns of one name."
+    head, *lines = data.decode().splitlines(keepends=True)
+    for k, line in enumerate(lines):
+        for old, new in ((',', ',"'), (line, '"' + line)):
+            yield (
+                f'quote {new[:2]} in line {k + 2}',
+                ''.join([head, *lines[:k], line.replace(old, new), *lines[k + 1 :]]),
+            )
+    yield 'a quote in the head', '"' + data.decode()
+    for column in ('image', 'caption'):
+        more = ''.join(line.replace(',', ',x,') for line in lines)
+        yield f'{column} twice', f'image,{column},caption\n' + more
+        yield f'{column} twice, the last', f'image,caption,{column}\n' + more
+
+
+def test_lines_and_columns_of_tables(tmp_path):
+    root = folder(tmp_path / 'photos', 4, 'captions.csv', TABLES['captions.csv'])
+    changes = lambda data: ((name, text.encode()) for name, text in table_changes(data))  # noqa: E731
+    bad = attack('image folders', root / 'captions.csv', photos_of(root), [changes], False, ['captions.csv'])
+    assert bad == []
+
+
+def coco_changes(data: bytes):
+    "(name, bytes): an id, a file name or both of the second image are those of the first."
+    for keys in (['id'], ['file_name'], ['id', 'file_name']):
+        doc = json.loads(data)
+        doc['images'][1].update({k: doc['images'][0][k] for k in keys})
+        yield f'{" and ".join(keys)} twice', json.dumps(doc).encode()
+    doc = json.loads(data)
+    doc['images'].append(dict(doc['images'][0], id=99))
+    doc['annotations'].append(dict(id=99, image_id=99, caption='another'))
+    yield 'the first image again', json.dumps(doc).encode()
+
+
 def test_packed_tables_of_captions(tmp_path):
     data = gzip.compress(TABLES['captions.jsonl'].encode(), mtime=0)
     root = folder(tmp_path / 'photos', 4, 'captions.jsonl.gz', data)
@@ -72,7 +107,7 @@ def test_coco_folders(tmp_path):
     images = [dict(id=i, file_name=f'{i:03}.jpg') for i in range(4)]
     text = json.dumps(dict(images=images, annotations=[dict(id=i, image_id=i, caption=f'a {i}') for i in range(4)]))
     root = folder(tmp_path / 'photos', 4, 'captions_train2017.json', text)
-    assert attack_photos(root, 'captions_train2017.json', JSON) == []
+    assert attack_photos(root, 'captions_train2017.json', (*JSON, coco_changes)) == []
 
 
 def test_captions_beside_images(tmp_path):
