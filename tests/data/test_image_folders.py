@@ -208,6 +208,14 @@ def test_quoted_cells_of_one_line_and_lines_of_a_text_with_tabs_are_as_before(tm
     assert got.table.captions.tolist() == [['"a 0'], ['a 1"']]
 
 
+def test_a_caption_with_commas_is_whole_in_the_last_column_and_counted_in_another(tmp_path):
+    got = table_of(tmp_path, 'split,image,caption\ntrain,000.jpg,a cat, in a box\n')
+    assert got.table.captions.tolist() == [['a cat, in a box']]
+    got = table_of(tmp_path, 'image,caption,split\n000.jpg,a cat, in a box,train\n001.jpg,a dog,train\n')
+    assert got.table.captions.tolist() == [['a dog']]
+    assert got.skipped['row with more cells than columns: quote its caption'] == ['captions.csv, line 2']
+
+
 @pytest.mark.parametrize('head', ['image,caption,caption', 'image, Caption ,split,caption', 'image\tcaption\tcaption'])
 def test_two_columns_of_one_name_are_refused(tmp_path, head):
     with pytest.raises(ValueError, match="captions.csv, line 1: 'caption' is the name of two columns; give each its"):
