@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNPACKED_BYTES', 'UNPACKED_TIMES', 'regular', 'open_regular', 'open_unpacked', 'unpack', 'read_bytes', 'read_text',
-           'brief', 'Document', 'check_document', 'parse_json', 'read_json', 'read_records', 'read_yaml']
+           'brief', 'unique_keys', 'Document', 'check_document', 'parse_json', 'read_json', 'read_records', 'read_yaml']
 
 # %% ../../nbs/00a_core/06_documents.ipynb #df0939b4
 import gzip
@@ -137,7 +137,7 @@ def _constant(name: str):
     raise ValueError(f'{name} is no number of JSON')
 
 # %% ../../nbs/00a_core/06_documents.ipynb #ab7171c4
-def _object(pairs: list) -> dict:
+def unique_keys(pairs: list) -> dict:
     "An object; ValueError for a key that is written twice."
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -152,7 +152,7 @@ def _loaded(text: str):
     found = json.loads(
         text,
         parse_constant=_constant,
-        object_pairs_hook=_object,
+        object_pairs_hook=unique_keys,
         **(dict(parse_int=_integer, parse_float=_float) if odd else {}),
     )
     if odd:

@@ -7,8 +7,10 @@ __all__ = ['ImageSource', 'folder_squares', 'whole_images', 'folder_images', 'im
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #c90f7dc2
 import json
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Callable
 
@@ -20,7 +22,7 @@ from ..core.documents import open_regular
 from ..core.report import progress
 from ..core.code import loader_version
 from ..core.store import fingerprint, stored, stored_array
-from .image_folders import IMAGE_SUFFIXES, Place, contents_key, is_image
+from .image_folders import IMAGE_SUFFIXES, Place, Skipped, contents_key, files_below, is_image
 from .packed import center_square, open_image, packed_folder, packed_table
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #702a10c1
@@ -109,11 +111,15 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #c41f0a02
 def image_folder(root) -> ImageSource:
-    "The images below a folder, by their paths in it; FileNotFoundError where there is none."
-    root = Path(root).expanduser()
-    paths = {p.relative_to(root).as_posix(): p for p in sorted(root.rglob('*')) if is_image(p.name) and p.is_file()}
+    """The images below a folder, by their paths in it; a warning counts what is left out, such as links to nowhere.
+    FileNotFoundError where there is no image."""
+    root, skipped = Path(root).expanduser(), Skipped()
+    below = files_below(root, skipped).items()
+    paths = dict(sorted(((n, p) for n, p in below if is_image(n)), key=itemgetter(1)))
     if not paths:
         raise FileNotFoundError(f'{root}: no folder with images ({", ".join(IMAGE_SUFFIXES)}); give their folder')
+    for reason, names in skipped.items():
+        warnings.warn(f'{root}: left out: {len(names)} × {reason}, such as {names[0]}')
     listed = image_files(paths, paths, paths.get, root.name)
     return replace(listed, load=lambda i: open_image(paths[i].read_bytes()))
 

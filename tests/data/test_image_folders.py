@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data
 from cis_nb.data.packed import CaptionedImages, open_image
 from cis_nb.data.image_folders import Place, Skipped, clean_caption, folder_key, read_photos, tar_members, with_splits
-from photo_folders import image, write_tar, side_by_side, folder
+from photo_folders import image, refuse, write_tar, side_by_side, folder
 
 quick = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -95,6 +95,40 @@ def test_a_broken_coco_file_is_an_error_with_file_and_field(tmp_path, content, m
     assert message in str(e.value)
 
 
+def two_images(tmp_path, images, file='captions_val.json', more=()):
+    "A folder with the images 000.jpg and 001.jpg in COCO's files of captions: a caption of each listed image."
+    for name, listed in ((file, images), *more):
+        notes = [dict(id=i['id'], image_id=i['id'], caption=f'a {i["id"]}') for i in listed]
+        root = folder(tmp_path / 'c', 2, name, json.dumps(dict(images=listed, annotations=notes)))
+    return read_photos(root)
+
+
+SECOND = 'second image of the same file name'
+UNLISTED = 'caption of an image that is not listed'
+
+
+@pytest.mark.parametrize('name', ['000.jpg', './000.jpg', 'val/000.jpg'])
+def test_an_image_with_two_numbers_in_a_coco_file_keeps_the_captions_of_the_first(tmp_path, name):
+    images = [dict(id=1, file_name='000.jpg'), dict(id=2, file_name=name), dict(id=3, file_name='001.jpg')]
+    got = two_images(tmp_path, images)
+    assert got.table.captions.tolist() == [['a 1'], ['a 3']]
+    assert got.skipped == {SECOND: [f'captions_val.json, images[1]: {name!r}'], UNLISTED: ['captions_val.json: 2']}
+
+
+def test_an_image_with_two_numbers_in_two_coco_files(tmp_path):
+    more = [('captions_val_b.json', [dict(id=1, file_name='000.jpg'), dict(id=2, file_name='000.jpg')])]
+    got = two_images(tmp_path, [dict(id=1, file_name='000.jpg')], 'captions_val_a.json', more)
+    assert got.table.captions.tolist() == [['a 1', 'a 1']]
+    assert got.skipped.counts() == {SECOND: 1, UNLISTED: 1, 'image without a caption': 1}
+
+
+def test_images_of_a_coco_file_without_a_file_are_not_taken_for_one(tmp_path):
+    images = [dict(id=1, file_name='000.jpg'), dict(id=2), dict(id=3), dict(id=4, file_name='no.jpg')]
+    got = two_images(tmp_path, [*images, dict(id=5, file_name='no.jpg')])
+    gone = {UNLISTED: 2, 'caption of an image that is not there': 2, 'image without a caption': 1}
+    assert got.skipped.counts() == gone
+
+
 def test_nothing_found_says_what_was_looked_for(tmp_path):
     (tmp_path / 'x.jpg').write_bytes(image())
     (tmp_path / 'x.json').write_text('{broken')
@@ -117,6 +151,79 @@ def test_utf16_and_broken_gzip_name_the_file(tmp_path):
         read_photos(folder(tmp_path / 'a', 1, 'captions.csv', 'image,caption\n000.jpg,x\n'.encode('utf-16')))
     with pytest.raises(ValueError, match='captions.jsonl.gz: cannot be unpacked'):
         read_photos(folder(tmp_path / 'b', 1, 'captions.jsonl.gz', gzip.compress(b'{}' * 99)[:20]))
+
+
+def test_a_name_that_a_record_has_twice_is_counted(tmp_path):
+    lines = '{"image": "000.jpg", "caption": "a", "caption": "b"}\n{"image": "001.jpg", "caption": "c"}\n'
+    got = read_photos(folder(tmp_path / 'r', 2, 'captions.jsonl', lines))
+    assert got.table.captions.tolist() == [['c']]
+    assert got.skipped['line that is no JSON record'] == ['captions.jsonl, line 1']
+
+
+# ---- rows of a table
+
+CELL = 'line of a cell that has several: close the quote'
+
+
+def table_of(tmp_path, text, name='captions.csv'):
+    return read_photos(folder(tmp_path / 't', 6, name, text))
+
+
+def rows(first=0):
+    return [f'{i:03}.jpg,a {i}' for i in range(first, 6)]
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n'])
+@pytest.mark.parametrize('head', [[], ['image,caption']])
+@pytest.mark.parametrize('quote', [1, 3, 5])
+def test_lines_behind_a_quote_that_is_not_closed_are_counted(tmp_path, quote, head, end):
+    lines = rows()
+    lines[quote] = lines[quote].replace(',', ',"')
+    got = table_of(tmp_path, end.join([*head, *lines, '']))
+    assert got.table.captions.tolist() == [[f'a {i}'] for i in range(quote)]
+    assert got.skipped[CELL] == [f'captions.csv, line {n + len(head) + 1}' for n in range(quote, 6)]
+    assert got.skipped['image without a caption'] == [f'{i:03}.jpg' for i in range(quote, 6)]
+
+
+def test_a_quote_that_a_later_one_closes(tmp_path):
+    got = table_of(tmp_path, '000.jpg,"a 0\n001.jpg,a 1"\n\n' + '\n'.join(rows(2)))
+    assert got.table.key.tolist() == ['002', '003', '004', '005']
+    assert got.skipped[CELL] == ['captions.csv, line 1', 'captions.csv, line 2']
+
+
+def test_a_quote_that_is_not_closed_in_a_long_table(tmp_path):
+    "The csv module gives up on a cell of 128 KiB; the lines until then are counted."
+    long = ''.join(f'{i:06}.jpg,a {i}\n' for i in range(9000))
+    got = table_of(tmp_path, '000.jpg,a 0\n001.jpg,"a 1\n' + long + rows(2)[0] + '\n')
+    assert got.table.key.tolist() == ['000', '002']
+    (unreadable,) = (why for why in got.skipped if why.startswith('unreadable line'))
+    lost = got.skipped[unreadable] + got.skipped['caption of an image that is not there']
+    assert len(lost) == 9001 and got.skipped[unreadable][0] == 'captions.csv, line 2'
+
+
+def test_quoted_cells_of_one_line_and_lines_of_a_text_with_tabs_are_as_before(tmp_path):
+    got = table_of(tmp_path, 'image,caption\n"000.jpg","a ""big"", red, dog"\n001.jpg,5" wide\n')
+    assert got.table.captions.tolist() == [['a "big", red, dog'], ['5" wide']]
+    got = read_photos(folder(tmp_path / 'tabs', 2, 'captions.txt', '000.jpg\t"a 0\n001.jpg\ta 1"\n'))
+    assert got.table.captions.tolist() == [['"a 0'], ['a 1"']]
+
+
+def test_a_caption_with_commas_is_whole_in_the_last_column_and_counted_in_another(tmp_path):
+    got = table_of(tmp_path, 'split,image,caption\ntrain,000.jpg,a cat, in a box\n')
+    assert got.table.captions.tolist() == [['a cat, in a box']]
+    got = table_of(tmp_path, 'image,caption,split\n000.jpg,a cat, in a box,train\n001.jpg,a dog,train\n')
+    assert got.table.captions.tolist() == [['a dog']]
+    assert got.skipped['row with more cells than columns: quote its caption'] == ['captions.csv, line 2']
+
+
+@pytest.mark.parametrize('head', ['image,caption,caption', 'image, Caption ,split,caption', 'image\tcaption\tcaption'])
+def test_two_columns_of_one_name_are_refused(tmp_path, head):
+    with pytest.raises(ValueError, match="captions.csv, line 1: 'caption' is the name of two columns; give each its"):
+        table_of(tmp_path, f'{head}\n')
+
+
+def test_columns_without_a_name_are_none(tmp_path):
+    assert table_of(tmp_path, ',image,split,,caption\n0,000.jpg,val,,a 0\n').table.captions.tolist() == [['a 0']]
 
 
 # ---- captions
@@ -232,6 +339,51 @@ def test_the_same_key_in_two_tars(tmp_path):
     write_tar(tmp_path / 'b.tar', side_by_side(3, 2))
     got = read_photos(tmp_path)
     assert len(got.table) == 5 and got.skipped.counts() == {'second file of the same name': 2}
+
+
+# ---- linked and closed folders
+
+
+def beside(folder, name, caption):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f'{name}.jpg').write_bytes(image(len(caption)))
+    (folder / f'{name}.txt').write_text(caption)
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    root, more = tmp_path / 'root', tmp_path / 'more'
+    beside(root, 'a', 'a cat')
+    beside(root / 'z', 'c', 'a cow')
+    beside(more / 'deep', 'b', 'a dog')
+    (root / 'link').symlink_to(more)
+    (more / 'back').symlink_to(root)  # a loop
+    (root / '1').symlink_to('z')  # a link that is met before its folder
+    got = read_photos(root)
+    assert list(got.table.key) == ['a', 'link/deep/b', 'z/c']
+    assert got.skipped == {'folder that is listed under another name': ['1', 'link/back']}
+    (root / 'link').unlink()
+    (root / 'link').symlink_to(tmp_path / 'nowhere')
+    got = read_photos(root)
+    assert list(got.table.key) == ['a', 'z/c'] and got.skipped['neither a file nor a folder'] == ['link']
+
+
+def test_files_behind_a_link_are_in_the_key_of_a_folder(tmp_path):
+    beside(tmp_path / 'root', 'a', 'a cat')
+    beside(tmp_path / 'more', 'b', 'a dog')
+    alone = folder_key(tmp_path / 'root')
+    (tmp_path / 'root' / 'link').symlink_to(tmp_path / 'more')
+    linked = folder_key(tmp_path / 'root')
+    beside(tmp_path / 'more', 'b', 'a pig')
+    assert len({alone, linked, folder_key(tmp_path / 'root')}) == 3
+
+
+def test_a_folder_without_permission_is_counted(tmp_path, monkeypatch):
+    beside(tmp_path, 'a', 'a cat')
+    beside(tmp_path / 'shut', 'b', 'a dog')
+    monkeypatch.setattr(os, 'scandir', refuse('shut'))
+    got = read_photos(tmp_path)
+    assert list(got.table.key) == ['a']
+    assert got.skipped == {'folder that cannot be read (Permission denied)': ['shut']}
 
 
 # ---- tars

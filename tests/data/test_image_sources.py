@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from photo_folders import refuse
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.data.image_sources import ImageSource, image_files, image_folder, union
 
@@ -92,3 +93,18 @@ def test_names_that_are_no_text_are_kept(tmp_path, store):
     (folder / bad).write_bytes(b'no image')
     found = load_backbone('tiny_xs', device='cpu').features(image_folder(folder))
     assert found.ids == ['a.png', good] and found.skipped.id.tolist() == [bad]
+
+
+def test_a_folder_of_images_follows_links_and_tells_what_it_leaves_out(tmp_path, monkeypatch):
+    for place in ('root', 'root/shut', 'more'):
+        (tmp_path / place).mkdir()
+        plain(1).save(tmp_path / place / 'a.png')
+    (tmp_path / 'root' / 'link').symlink_to(tmp_path / 'more')
+    (tmp_path / 'root' / 'loop').symlink_to('.')
+    monkeypatch.setattr(os, 'scandir', refuse('shut'))
+    with pytest.warns(UserWarning) as told:
+        assert image_folder(tmp_path / 'root').ids == ['a.png', 'link/a.png']
+    assert [str(w.message).partition('left out: ')[2] for w in told] == [
+        '1 × folder that cannot be read (Permission denied), such as shut',
+        '1 × folder that is listed under another name, such as loop',
+    ]

@@ -2,17 +2,19 @@
 
 import gzip
 import json
+import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import attack, byte_changes, gz_changes, json_changes, text_changes
+from hostile import COUNTS, attack, byte_changes, call, gz_changes, json_changes, outcome, text_changes
 from lrvsf_files import Hand
-from photo_folders import folder, image, side_by_side, write_tar
+from photo_folders import folder, image, refuse, side_by_side, write_tar
 
 from cis_nb.backbones.features import image_features
 from cis_nb.benchmarks.grocery import read_grocery
@@ -60,6 +62,41 @@ def test_tables_of_captions(tmp_path, table):
     assert attack_photos(root, table, [text_changes]) == []
 
 
+def table_changes(data: bytes):
+    "(name, bytes): quotes that are not closed, columns of one name."
+    head, *lines = data.decode().splitlines(keepends=True)
+    for k, line in enumerate(lines):
+        for old, new in ((',', ',"'), (line, '"' + line)):
+            yield (
+                f'quote {new[:2]} in line {k + 2}',
+                ''.join([head, *lines[:k], line.replace(old, new), *lines[k + 1 :]]),
+            )
+    yield 'a quote in the head', '"' + data.decode()
+    for column in ('image', 'caption'):
+        more = ''.join(line.replace(',', ',x,') for line in lines)
+        yield f'{column} twice', f'image,{column},caption\n' + more
+        yield f'{column} twice, the last', f'image,caption,{column}\n' + more
+
+
+def test_lines_and_columns_of_tables(tmp_path):
+    root = folder(tmp_path / 'photos', 4, 'captions.csv', TABLES['captions.csv'])
+    changes = lambda data: ((name, text.encode()) for name, text in table_changes(data))  # noqa: E731
+    bad = attack('image folders', root / 'captions.csv', photos_of(root), [changes], False, ['captions.csv'])
+    assert bad == []
+
+
+def coco_changes(data: bytes):
+    "(name, bytes): an id, a file name or both of the second image are those of the first."
+    for keys in (['id'], ['file_name'], ['id', 'file_name']):
+        doc = json.loads(data)
+        doc['images'][1].update({k: doc['images'][0][k] for k in keys})
+        yield f'{" and ".join(keys)} twice', json.dumps(doc).encode()
+    doc = json.loads(data)
+    doc['images'].append(dict(doc['images'][0], id=99))
+    doc['annotations'].append(dict(id=99, image_id=99, caption='another'))
+    yield 'the first image again', json.dumps(doc).encode()
+
+
 def test_packed_tables_of_captions(tmp_path):
     data = gzip.compress(TABLES['captions.jsonl'].encode(), mtime=0)
     root = folder(tmp_path / 'photos', 4, 'captions.jsonl.gz', data)
@@ -70,7 +107,7 @@ def test_coco_folders(tmp_path):
     images = [dict(id=i, file_name=f'{i:03}.jpg') for i in range(4)]
     text = json.dumps(dict(images=images, annotations=[dict(id=i, image_id=i, caption=f'a {i}') for i in range(4)]))
     root = folder(tmp_path / 'photos', 4, 'captions_train2017.json', text)
-    assert attack_photos(root, 'captions_train2017.json', JSON) == []
+    assert attack_photos(root, 'captions_train2017.json', (*JSON, coco_changes)) == []
 
 
 def test_captions_beside_images(tmp_path):
@@ -79,6 +116,45 @@ def test_captions_beside_images(tmp_path):
     for name, data in side_by_side(4):
         (root / name).write_bytes(data)
     assert attack_photos(root, '000.json', JSON) == []
+
+
+def put_link(folder, away):
+    folder.rename(away)
+    folder.symlink_to(away)
+
+
+def put_loop(folder, away):
+    (folder / 'loop').symlink_to('..')
+
+
+def put_link_to_nowhere(folder, away):
+    folder.rename(away)
+    folder.symlink_to(folder.parent / 'nowhere')
+
+
+def put_second_name(folder, away):
+    (folder.parent / 'again').symlink_to(folder.name)
+
+
+@pytest.mark.parametrize('put', [put_link, put_loop, put_link_to_nowhere, put_second_name])
+def test_linked_folders(tmp_path, put):
+    assert folder_case(tmp_path, lambda: put(tmp_path / 'photos/more', tmp_path / 'away')) in ('handled', 'counted')
+
+
+def test_folders_that_cannot_be_read(tmp_path, monkeypatch):
+    assert folder_case(tmp_path, lambda: monkeypatch.setattr(os, 'scandir', refuse('more'))) == 'counted'
+
+
+def folder_case(tmp_path, change) -> str:
+    "The outcome of a change to a folder within a folder of photographs; it is counted."
+    root = folder(tmp_path / 'photos', 4, 'captions.csv', TABLES['captions.csv'])
+    (root / 'more').mkdir()
+    (root / '000.jpg').rename(root / 'more/000.jpg')
+    valid = call(photos_of(root))
+    change()
+    said = outcome(call(photos_of(root)), valid, {'photos'})
+    COUNTS.setdefault('image folders', Counter())[said] += 1
+    return said
 
 
 def test_tars_of_images(tmp_path):

@@ -1,7 +1,9 @@
 "Small folders of images with captions, in every layout."
 
+import errno
 import io
 import json
+import os
 import tarfile
 
 import numpy as np
@@ -44,3 +46,15 @@ def folder(root, n, table, text):
         (root / f'{i:03}.jpg').write_bytes(image(i))
     (root / table).write_bytes(text if isinstance(text, bytes) else text.encode())
     return root
+
+
+def refuse(name):
+    "`os.scandir` as it is for a user who may not read folders of that name."
+    scandir = os.scandir
+
+    def refusing(path='.'):
+        if os.path.basename(path) == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    return refusing
