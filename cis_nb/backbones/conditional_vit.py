@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONDITIONS', 'NEW_PARAMETERS', 'PUBLISHED_TEXT_WIDTH', 'tower_widths', 'CondViT', 'category_numbers',
            'check_condition', 'condition_token', 'block_inputs', 'conditional_vit', 'conditional_attention',
-           'GalleryTower', 'ViTShape', 'vit_shape', 'key_faults', 'checkpoint_names', 'checkpoint_condition',
-           'read_condvit', 'write_condvit']
+           'GalleryTower', 'ViTShape', 'vit_shape', 'key_faults', 'checkpoint_names', 'CheckpointNotes',
+           'checkpoint_condition', 'read_condvit', 'write_condvit']
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #a5fea38a
 import copy
@@ -16,16 +16,19 @@ from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 import torch
 from fastcore.basics import patch
 from open_clip.transformer import QuickGELU, VisionTransformer
+from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from .weights import read_tensors
 from .clip import ImageTower, attention_kernel, block_attention, weights_hash, weights_state
 from .features import Features, image_features
+from ..core.documents import Document, check_document
 from ..core.parameters import one_of
 from ..core.store import fingerprint
 from ..data.products import LRVSF_CATEGORIES, resized_white_square
@@ -315,13 +318,23 @@ def checkpoint_names(net: CondViT) -> dict:  # published name -> own name
     return {k.removeprefix('visual.'): k for k in net.state_dict()}
 
 
+class CheckpointNotes(Document):
+    "What `write_condvit` notes in a file; published files note nothing."
+
+    condition: Literal[CONDITIONS] = ''
+    insert_before: str = Field('1', pattern=r'^[1-9][0-9]?$')
+    activation: Literal['quick_gelu', 'gelu'] = 'quick_gelu'
+
+
 PUBLISHED_TEXT_WIDTH = 768  # of the sentence embeddings that a published model reads without a projection
 
 
-def checkpoint_condition(shapes: dict, about: dict, width: int, path) -> str:  # name -> shape; notes; of the tokens
+def checkpoint_condition(
+    shapes: dict, about: CheckpointNotes, width: int, path
+) -> str:  # name -> shape; notes; of the tokens
     "The condition that a file notes, else the one that its keys say; ValueError for keys that fit no kind."
-    if noted := about.get('condition'):
-        return noted
+    if about.condition:
+        return about.condition
     if 'c_embedding.weight' in shapes:
         return 'category'
     if 'c_pos_embedding' not in shapes:
@@ -340,13 +353,16 @@ def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categori
     Depth (0) and activation (None) are those that the file notes, else the published ones: 1, QuickGELU.
     ValueError if the file holds no CondViT or a setting does not fit it; FileNotFoundError if it is missing."""
     tensors, about = read_tensors(path, 'conditional_vit')
+    about = CheckpointNotes(**check_document(about, CheckpointNotes, f'{path}: its notes', 'write the file again'))
     shapes = {k: tuple(t.shape) for k, t in tensors.items()}
     shape = vit_shape(shapes, path)
     kind = checkpoint_condition(shapes, about, shape.width, path)
-    quick = about.get('activation', 'quick_gelu') == 'quick_gelu' if quick_gelu is None else quick_gelu
+    quick = about.activation == 'quick_gelu' if quick_gelu is None else quick_gelu
     needed = f'({shape.width}, C), C the length of a sentence embedding'
     _, text_width = _matrix(shapes, 'c_proj.weight', (0, shape.width), needed, path)
-    depth = insert_before or int(about.get('insert_before', 1))
+    depth = insert_before or int(about.insert_before)
+    if not insert_before and depth > shape.layers:
+        raise ValueError(f'{path}: it notes insert_before = {depth}, and has {shape.layers} blocks; write it again')
     with torch.device('meta'):
         visual = shape.build(quick)
         net = CondViT(visual, kind, categories, text_width, depth, 'empty_token' in shapes)

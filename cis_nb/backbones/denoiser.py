@@ -335,7 +335,10 @@ def denoiser_shape(shapes: dict, path) -> DenoiserShape:  # name -> shape
         )
     (D, W), (_, squares), (_, d), (q, _), (cross_q, _) = found
     depth = len({k.split('.')[4] for k in shapes if k.startswith('model.net.transformer.layers.')})
-    return DenoiserShape(D, depth, q // d, cross_q // d, d, W, math.isqrt(squares))
+    try:
+        return DenoiserShape(D, depth, q // d, cross_q // d, d, W, math.isqrt(squares))
+    except ValueError as e:
+        raise ValueError(f'{path}: no denoiser: its shapes mean a {e}') from None
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000032
 def read_denoiser(path) -> Denoiser:
@@ -347,7 +350,8 @@ def read_denoiser(path) -> Denoiser:
     tensors = {k: t for k, t in tensors.items() if k not in tables}
     shapes = {k: tuple(t.shape) for k, t in tensors.items()}
     shape = denoiser_shape(shapes, path)
-    net = Denoiser(shape).eval()
+    with torch.device('meta'):  # no memory before the shapes fit
+        net = Denoiser(shape)
     names, own = denoiser_names(net), net.state_dict()
     turns = [k for k in names if k.endswith('rotary_emb.freqs')]
     needed = {k: tuple(own[name].shape) for k, name in names.items() if k not in turns[1:] or k in shapes}
@@ -355,8 +359,9 @@ def read_denoiser(path) -> Denoiser:
         raise ValueError(f'{path}: not the tensors of a denoiser ({shape}): {faults}')
     if other := [k for k in turns if k in tensors and not torch.equal(tensors[k], tensors[turns[0]])]:
         raise ValueError(f'{path}: {other[0]} differs from {turns[0]}; all blocks must have the same frequencies')
+    net = Denoiser(shape)
     net.load_state_dict({names[k]: tensors[k].float() for k in needed})
-    return net
+    return net.eval()
 
 
 def write_denoiser(net: Denoiser, path) -> Path:

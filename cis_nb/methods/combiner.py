@@ -467,10 +467,12 @@ def read_published_combiner(path, D: int = 640) -> Combiner:
         (found.get(f'{layer}.bias') or (usual,))[0]
         for layer, usual in (('text_projection_layer', 2560), ('combiner_layer', 5120))
     )
-    net = Combiner(D, projection, hidden)
+    with torch.device('meta'):  # no memory before the shapes fit
+        net = Combiner(D, projection, hidden)
     shapes = {k: tuple(net.state_dict()[own].shape) for k, own in _COMBINER_NAMES.items()}
     if faults := key_faults(found, shapes):
         raise ValueError(f'{path}: these are not the weights of a Combiner for D = {D}: {faults}')
+    net = net.to_empty(device='cpu')
     net.load_state_dict({own: tensors[k].float() for k, own in _COMBINER_NAMES.items()})
     return net.eval()
 

@@ -235,12 +235,14 @@ def _published_names(net: str) -> dict:
 def read_published_net(path, net: str, D: int, W: int) -> nn.Module:
     "A published `phi` or `mapper` for features of width D and words of width W; ValueError for another file."
     tensors, names = read_tensors(path, net)[0], _published_names(net)
-    first = next(iter(names))
-    hidden = len(tensors[first]) if first in tensors else {'phi': 4 * D, 'mapper': 512}[net]
-    made = make_net(net, D=D, W=W, hidden=hidden)
+    found = {k: tuple(t.shape) for k, t in tensors.items()}
+    (hidden,) = found.get(next(iter(names)), ())[:1] or ({'phi': 4 * D, 'mapper': 512}[net],)
+    with torch.device('meta'):  # no memory before the shapes fit
+        made = make_net(net, D=D, W=W, hidden=hidden)
     shapes = {k: tuple(made.state_dict()[own].shape) for k, own in names.items()}
-    if faults := key_faults({k: tuple(t.shape) for k, t in tensors.items()}, shapes):
+    if faults := key_faults(found, shapes):
         raise ValueError(f'{path}: these are not the weights of a {net} for D = {D} and W = {W}: {faults}')
+    made = made.to_empty(device='cpu')
     made.load_state_dict({own: tensors[k].float() for k, own in names.items()})
     return made.eval()
 

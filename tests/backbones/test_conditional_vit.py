@@ -196,9 +196,14 @@ def test_a_text_model_is_read_back_with_and_without_a_projection(width, tmp_path
 
 def test_a_published_text_model_has_neither_table_nor_projection():
     shapes = published_shapes(16, False)
-    assert V.checkpoint_condition(shapes, {}, 768, 'x') == 'text'
-    assert V.checkpoint_condition(published_shapes(16, True), {}, 768, 'x') == 'category'
-    assert V.checkpoint_condition({k: s for k, s in shapes.items() if k != 'c_pos_embedding'}, {}, 768, 'x') == 'none'
+    assert V.checkpoint_condition(shapes, V.CheckpointNotes(), 768, 'x') == 'text'
+    assert V.checkpoint_condition(published_shapes(16, True), V.CheckpointNotes(), 768, 'x') == 'category'
+    assert (
+        V.checkpoint_condition(
+            {k: s for k, s in shapes.items() if k != 'c_pos_embedding'}, V.CheckpointNotes(), 768, 'x'
+        )
+        == 'none'
+    )
 
 
 @pytest.fixture(scope='module')
