@@ -6,8 +6,8 @@
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES',
            'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS',
            'CONTROLS', 'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'ALIKE_SLOPES',
-           'FEWEST_HITS', 'under', 'condition_title', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun',
-           'drawn_once', 'rank_referred', 'subsets_of', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1',
+           'FEWEST_HITS', 'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once',
+           'rank_referred', 'subsets_of', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1',
            'condvit_at_start', 'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries',
            'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets',
            'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
@@ -101,11 +101,6 @@ CONDITION_OF_TASK = dict(category='category', text='caption')  # task -> its con
 def under(task: str) -> str:
     "The condition of a task, in a sentence: a breakdown of the results by category is something else."
     return dict(category='under the category', text='under a caption').get(task, f'under {task}')
-
-
-def condition_title(task: str) -> str:
-    "The condition of a task, in a title."
-    return f'Condition: {under(task).removeprefix("under ")}'
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #aaaa2161
 def base_name(method: str) -> str:

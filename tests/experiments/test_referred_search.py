@@ -14,6 +14,7 @@ from cis_nb.backbones.conditional_vit import conditional_vit
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
+from cis_nb.core.store import project_root
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, TOO_LOW, UNTESTED
 from cis_nb.experiments.comparison import UNTRAINED, verdict
@@ -27,6 +28,7 @@ from cis_nb.experiments.referred_search import (
     accuracy_lines,
     bootstrap_table,
     caption_gain,
+    chance_within,
     cropped_entries,
     entries_with_prompts,
     falls,
@@ -226,6 +228,8 @@ def test_evidence_says_by_how_much_condvit_leads():
     good, bad = np.ones(20, int), np.full(20, 4)
     (found,) = referred_evidence(lines(dict(zip(NAMES, (good, bad)))), 5)['L05']
     assert (found['diff'], found['low'], found['high']) == (100, 100, 100)
+    assert found['what'].endswith(', 100.0 against 0.0 % (paper: 59.0 to 93.3 against 55.1 to 90.9 %)')
+    assert 'role' not in found  # an order is asked for, at any recall
     (found,) = referred_evidence(lines(dict(zip(NAMES, (bad, good)))), 5)['L05']
     assert found['diff'] == -100 and referred_evidence(lines({'condvit_category': good}), 5) == {}
 
@@ -399,6 +403,20 @@ def test_the_points_of_the_filter_are_not_asked_for_at_a_low_recall():
     assert 'R@1 10.0 to 15.0 %, 1.5 times (paper: 1.03 to 1.07 times)' in low['measured']['what']
     assert low['asked'].startswith('2 to 4, at an R@1 of at least 26 %') and ', from zero (' in zero['measured']['what']
     assert judge_evidence([low]).verdict == TOO_LOW
+
+
+def test_the_settings_that_were_tried_are_where_the_page_says():
+    page = (project_root() / 'nbs/06_evaluation/lrvsf.ipynb').read_text()
+    for file in ('params/quick/05_train.condvit_category.yaml', 'params/quick/05_train.vit_products.yaml'):
+        assert f'`{file}`' in page and 'earning rate' in (project_root() / file).read_text().splitlines()[0]
+
+
+def test_chance_within_a_category_counts_its_images(world):
+    task = world.tasks['category']
+    gallery = [task.category_of[i] for i in gallery_among(task, 20)]
+    of = [gallery.count(task.category_of[t]) for (t,) in task.queries.targets]
+    assert chance_within(task, 20) == pytest.approx(100 * np.mean([1 / n for n in of]))
+    assert chance_within(task, 20, 10**6) == 100 and np.isnan(chance_within(replace(task, category_of={}), 20))
 
 
 def test_galleries_of_both_tables_are_joined():
