@@ -6,29 +6,29 @@
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'MIX', 'PRINTED', 'CIRR_PARTS',
            'HEADINGS', 'PSEUDO_WORDS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS',
            'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
-           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS', 'STAND_INS', 'AS_PUBLISHED', 'COMPOSITION_ORDER',
+           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS', 'COMPOSITION_ORDER',
            'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser',
            'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn',
            'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly',
            'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks',
            'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'benchmark_samplers', 'rank_sampled',
            'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest', 'mix_in_words', 'diffusion_trainings',
-           'refused_tasks', 'share_note', 'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note',
-           'score_title', 'samplers_table', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
-           'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
-           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
-           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines',
-           'negative_search', 'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries',
-           'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row',
-           'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of',
-           'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'along',
+           'refused_tasks', 'share_note', 'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by',
+           'samplers_table', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
+           'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
+           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
+           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
+           'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share',
+           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
+           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
+           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
            'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
            'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
-           'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'at_point',
-           'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
-           'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
-           'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading',
-           'control_evidence', 'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
+           'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference',
+           'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
+           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines',
+           'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
+           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
            'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
@@ -540,7 +540,7 @@ def sampler_note(run: SampledRun) -> str:
     return said + (f' Trained methods without such a choice: {", ".join(fixed)}.' if fixed else '')
 
 
-def score_title(benchmark: str, chosen: ChosenSampler) -> str:
+def chosen_by(benchmark: str, chosen: ChosenSampler) -> str:
     "By what the validation queries of a benchmark choose."
     main = api.main_metrics().get(benchmark)
     if main and chosen.measures == {(main.metric, main.k)}:
@@ -552,7 +552,7 @@ def samplers_table(run: SampledRun) -> pd.DataFrame:
     "The validation score of each setting, percent: a row for each training and setting; an arrow marks the chosen."
     rows = {}
     for (name, benchmark), c in run.samplers.items():
-        heading = f'{score_title(benchmark, c)} ({c.queries} queries)'
+        heading = f'{chosen_by(benchmark, c)} ({c.queries} queries)'
         for s, score in c.scores.items():
             row = rows.setdefault((name, s), {'method': run.titles[name], 'sampler': sampler_words(s)})
             row[heading] = f'{score:.1f}' + ' ←' * (s == c.best)
@@ -1206,6 +1206,11 @@ TRADE = dict(
 )  # score -> label
 
 
+def at_point(grid: pd.DataFrame, point: tuple) -> pd.Series:  # of bool
+    "Which lines of a grid are at a point (w_image, w_text)."
+    return np.isclose(grid.w_image, point[0]) & np.isclose(grid.w_text, point[1])
+
+
 def along(grid: pd.DataFrame, weight: str, at: tuple) -> pd.DataFrame:
     "The points of a grid on the line through `at` (w_image, w_text) along one weight; ValueError if none is there."
     other, value = ('w_text', at[1]) if weight == 'w_image' else ('w_image', at[0])
@@ -1412,11 +1417,6 @@ def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict
 
 GUIDANCE_ACTS = 'guidance strengths without a training'  # a clause of C19
 PUBLISHED_WEIGHTS = (1.5, 7.5)  # w_I and w_T of CompoDiff, near which recall is claimed to have its peak
-
-
-def at_point(grid: pd.DataFrame, point: tuple) -> pd.Series:  # of bool
-    "Which lines of a grid are at a point (w_image, w_text)."
-    return np.isclose(grid.w_image, point[0]) & np.isclose(grid.w_text, point[1])
 
 
 def point_difference(grid: pd.DataFrame, a: tuple, b: tuple, k: int, seed: int = 0) -> tuple:  # comparison, words
@@ -1638,7 +1638,7 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
 ZERO_SHOT_ROWS = ('pic2word', 'artemis', 'combiner_synthetic')  # of the paper's tables, besides CompoDiff
 # Combiners are the second step of CLIP4Cir alone; neither they nor the ARTEMIS-like scorer train the backbone
 STAND_INS = ('combiner_synthetic', 'combiner_synthetic_cirr', 'combiner_cirr', 'artemis')
-AS_PUBLISHED = 'CLIP4Cir with its first step, which trains CLIP, and ARTEMIS with a trained backbone'
+PUBLISHED_RIVALS = 'CLIP4Cir with its first step, which trains CLIP, and ARTEMIS with a trained backbone'
 
 
 def pair_line(c: dict, what: str, methods) -> dict:
@@ -1703,7 +1703,7 @@ def rivals_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lines
         'C04': order_evidence(run, 'cirr', cirr, seed),
         'C06': order_evidence(run, 'domains', domains, seed),
     }
-    return {claim: [*lines, untested(AS_PUBLISHED)] for claim, lines in found.items()}
+    return {claim: [*lines, untested(PUBLISHED_RIVALS)] for claim, lines in found.items()}
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #c48d26f3
 COMPOSITION_ORDER = [
@@ -1726,7 +1726,7 @@ def composition_evidence(run: MatrixRun, seed: int = 0) -> dict:  # claim -> lin
             lines.append(untested(what))
     spread = spread_over_draws(run) if 'image_text' in there else None
     tested = any(c.get('role') != UNTESTED for c in lines)
-    return ({'C07': [*lines, untested(AS_PUBLISHED)]} if tested else {}) | ({'C08': [spread]} if spread else {})
+    return ({'C07': [*lines, untested(PUBLISHED_RIVALS)]} if tested else {}) | ({'C08': [spread]} if spread else {})
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b0ad7072
 @torch.no_grad()
