@@ -229,7 +229,6 @@ PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook assert
     'experiments.metric_agreement',
     'experiments.modality_gap',
     'experiments.noise_by_gap',
-    'experiments.pseudo_words',
     'experiments.pseudo_words_genecis',
     'experiments.supervision',
     'experiments.training_time',
@@ -468,8 +467,11 @@ def test_every_parameter_file_fits_its_notebook(profile):
 
 def paths_below_shipped_folders() -> list:  # (module or cell of a page, folder)
     "Each line of a module or a page that builds a path to files that come with the library."
-    below = re.compile(r"""(?:/ |joinpath\()f?['"](paper|assets)\b""")
-    found = [(where, m[1]) for where, text in code_texts() for line in text.splitlines() if (m := below.search(line))]
+    below = re.compile(r"""(?:/ |joinpath\()f?['"](paper|assets)\b|\bKEPT / """)
+    lines = [
+        (where, line) for where, text in code_texts() for line in text.splitlines() if not line.startswith('KEPT =')
+    ]
+    found = [(where, m[1] or 'assets') for where, line in lines if (m := below.search(line))]
     return [(where.removesuffix('.py').replace('/', '.'), folder) for where, folder in found]
 
 
