@@ -1,6 +1,7 @@
 "Figures."
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.text import Text
@@ -8,6 +9,7 @@ from figures import texts_outside
 from PIL import Image
 
 from cis_nb.core import plotting as show
+from cis_nb.experiments.pseudo_words import fusion_figure
 
 
 pytestmark = pytest.mark.usefixtures('store')
@@ -61,3 +63,10 @@ def test_a_text_that_leaves_a_figure_is_seen(monkeypatch):
     fig, ax = show.page()
     ax.set_title(LONG)
     assert texts_outside(fig, monkeypatch) == [LONG]
+
+
+def test_four_panels_of_weights_keep_their_labels_whole(monkeypatch):
+    tasks = ['full', 'subset', 'circo', 'states']
+    curve = {round(0.1 * n, 1): 10.0 + n for n in range(11)}
+    tuned = SimpleNamespace(settings={t: curve for t in tasks}, weights={t: 0.5 for t in tasks})
+    assert not texts_outside(fusion_figure(tuned, {t: t for t in tasks}), monkeypatch)
