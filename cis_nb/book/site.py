@@ -704,8 +704,9 @@ def _matrix_table(columns: list, every: list, before: dict) -> dict:
     "Columns, and a row for each method that has a number in one of them; `before`: methods of the tables above."
     titles = {m: api.method_style(m).title for m in _methods_in(columns)}
     rows = [dict(title=title, cells=[_cell(c, m, every) for c in columns]) for m, title in titles.items()]
-    added = ', '.join(title for m, title in titles.items() if m not in before)
-    about = f'other queries, for methods that the table above lacks: {added}' if before else 'main comparison'
+    added = '; '.join(title for m, title in titles.items() if m not in before)
+    about = 'each benchmark on its page with most queries'
+    about = f'other queries, for methods that the table above lacks: {added}' if before else about
     return dict(backbone=columns[0]['backbone'], about=about, columns=columns, rows=rows)
 
 
@@ -807,8 +808,7 @@ Compare within one column of one table: the same method has another number on ot
 “page” links to a comparison on other queries.
 
 Set on validation queries of each benchmark: the weight of *Image + Text, tuned*, the ranges of *Score product*,
-and, where a page tries several, the prompt of a pseudo-word and the guidance of CompoDiff.
-Nothing else is set for a benchmark."""
+and, where a page tries several, the prompt of a pseudo-word and the guidance of CompoDiff."""
 
 READING_PATHS = {
     'The numbers': {

@@ -108,7 +108,7 @@ def rates_finding(measurements: list, about: dict) -> str:
     ]
     shares = [m.value for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
     said = [f'projected {"; ".join(times)}'] if times else []
-    share = 'LinCIR’s trainings run at {:.0f} to {:.0f} % of the speed of large matrix products'
+    share = 'The trainings measured run at {:.0f} to {:.0f} % of the speed of large matrix products'
     said += [share.format(min(shares), max(shares))] if shares else []
     said += [goals_in_words(measurements)]
     return f'{about["device"]}, {about["date"]}: {". ".join(said)}'
