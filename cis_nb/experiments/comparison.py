@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from .. import api
 from ..core.plotting import forest
-from ..methods.late_fusion import BASELINES
+from ..methods.late_fusion import BASELINES, ONE_WEIGHT
 from ..retrieval.statistics import families_of, hierarchical_bootstrap, holm
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #8161f37f
@@ -432,7 +432,7 @@ CONTROL_ENDS = ('_start', '_text', '_untrained')  # of the name of a method's ow
 
 def kind_of_rival(rival: str) -> str:
     "Which kind of rival a method is by its name: a late fusion, a control, or another method."
-    if rival in BASELINES:
+    if rival in (*BASELINES, ONE_WEIGHT):
         return 'late fusion'
     return 'control' if rival in PLAIN_CONTROLS or rival.endswith(CONTROL_ENDS) else 'other method'
 

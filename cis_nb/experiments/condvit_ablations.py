@@ -130,7 +130,7 @@ def score_cells(results: pd.DataFrame, distractors: int) -> pd.DataFrame:  # by 
 
 
 def against(run: ReferredRun, base: str, distractors: int, seed: int = 0) -> dict:  # variant -> comparisons
-    "R@1 of every other row minus that of `base`, corrected together."
+    "R@1 of every other row minus that of `base`, corrected `by_question`."
     found = leads(run, base, [m for m in run.titles if m != base], distractors, seed=seed)
     return {m: opposite(c) for m, c in found.items()}
 

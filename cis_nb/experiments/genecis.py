@@ -208,9 +208,13 @@ class GenecisRun(MatrixRun):
 
 def with_one_weight(entries: list, tasks: list) -> list:  # of Entry
     "Entries and, where the tuned sum is among them and can be set, the sum with one weight for all `tasks`."
-    tuned = [e.method for e in entries if e.name == TUNED_SUM.name]
+    at = next((i for i, e in enumerate(entries) if e.name == TUNED_SUM.name and tasks), None)
     try:
-        return entries + [Entry(one_weight(m, tasks)) for m in tuned if tasks]
+        return (
+            entries
+            if at is None
+            else [*entries[: at + 1], Entry(one_weight(entries[at].method, tasks)), *entries[at + 1 :]]
+        )
     except api.Unsolved:
         return entries
 
@@ -330,8 +334,7 @@ def genecis_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, mea
     "R@1 of each trained method minus that of each rival, on the mean and on each task, corrected `by_question`."
     tasks = [t for t in TASKS if t in set(run.per_query.task)]
     parts = {MEAN: run.per_query} | {t: run.per_query[run.per_query.task == t] for t in tasks}
-    pairs = judged_pairs(run.entries)
-    pairs += [(m, ONE_WEIGHT) for m in dict.fromkeys(m for m, _ in pairs)]
+    pairs = [(m, ONE_WEIGHT) for m in dict.fromkeys(e.name for e in run.entries if e.run)] + judged_pairs(run.entries)
     return rival_leads(parts if tasks else {}, pairs, seed=seed)
 
 
