@@ -246,7 +246,9 @@ def check_receipt(e: Experiment, folder: Path, started: float) -> list:
         return ['no receipt: the last cell did not call finish(...)']
     if path.stat().st_mtime < started - 2:
         return ['the receipt is older than the run']
-    r = json.loads(path.read_text(encoding='utf-8'))
+    r, damaged = read_record(path)
+    if damaged:
+        return [damaged]
     bad = [] if r['experiment'] == e.name else [f'the receipt is of {r["experiment"]!r}']
     return bad + [
         f'the receipt says {k} = {r["params"][k]!r}, the file says {v!r}'

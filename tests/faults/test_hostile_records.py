@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from hostile import attack, byte_changes, json_changes, text_changes
+from markupsafe import escape
+from projects import receipt_of
 from safetensors.torch import load, save
 
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.weights import weights_file
-from cis_nb.core.experiment_files import RECORDS, read_notebook, read_record
+from cis_nb.book import runner, site
+from cis_nb.core.experiment_files import RECORDS, experiments, read_notebook, read_record, trained_weights
 from cis_nb.core.store import manifest, stored
 from cis_nb.methods.pseudo_words import export_published, make_net, read_published_net
 from cis_nb.retrieval.search import SearchIndex, build_index
@@ -39,26 +42,69 @@ def test_finished_work_is_made_again(tmp_path):
         assert attack('finished work', build() / 'manifest.json', read, JSON) == []
 
 
-RECORD = dict(
-    experiment='a', headline='b', params={}, runs=['run/a'], counts={}, created='c', versions={}, machine={}, inputs={}
-)
+VERDICTS = {'reproduced': 3}
+RECORD = receipt_of(params=dict(method='lincir', n=2), runs=['run/a'], counts=VERDICTS, versions=dict(python='3'))
+RECORD |= dict(inputs=dict(notebook='x'), seconds=1.5, reasons=['x'], traceback=['y'])
+ANY_TEXT = r'experiment|headline|versions.python|machine.\w+|params.method|reasons.0|traceback.0|created'
+ANY_VALUE = r'params|params.n|inputs|inputs.notebook|counts|versions|evidence|comparisons'
+OTHER_RECORD = rf'({ANY_TEXT}): text|({ANY_VALUE}): |runs: missing|(counts.reproduced|seconds|rows|machine.cores): '
 
 
 @pytest.mark.parametrize('name', RECORDS)
 def test_records_of_experiments(tmp_path, name):
     "A damaged record is an error where it is needed, and counts as none where it is not."
     path = tmp_path / name
-    path.write_text(json.dumps(RECORD | dict(seconds=1.5, reasons=['x'], traceback=[])))
-    fields = [*RECORDS[name]]
+    fields = [*RECORDS[name].model_fields]
+    path.write_text(json.dumps({k: v for k, v in RECORD.items() if k in fields}))
 
     def read():
         found, wrong = read_record(path)
         if wrong or not found:
             raise ValueError(f'{path}: {wrong or "there is none"}')
-        return [found[f] for f in fields], {}
+        return found, {}
 
-    others = rf'(?!({"|".join(fields)})\b)\w+: |(params|runs|inputs|counts|versions|machine)\.|runs|reasons|seconds|'
-    assert attack('records', path, read, JSON, valid_too=f'{name}, ({others}\\w+: text)') == []
+    assert attack('records', path, read, JSON, valid_too=f'{name}, ({OTHER_RECORD})') == []
+
+
+def test_weights_that_a_receipt_names(tmp_path, monkeypatch):
+    "No record that counts as valid leads out of the store or to an error without its name."
+    monkeypatch.setenv('CIS_BOOK', str(tmp_path))
+    path = tmp_path / '05_train.x' / 'receipt.json'
+    path.parent.mkdir()
+    path.write_text(json.dumps(RECORD))
+
+    def named_runs(data: bytes):
+        for run in ('', '.', '/etc', '../../etc', 'run/../../a', 'a\0b'):
+            yield f'run {run}', json.dumps(RECORD | dict(runs=[run])).encode()
+
+    read = lambda: (trained_weights('05_train.x'), {})  # noqa: E731
+    assert attack('records', path, read, (*JSON, named_runs)) == []
+    assert attack('records', path, lambda: (run_folder(path.parent), {}), [named_runs], places=False) == []
+
+
+@pytest.mark.parametrize('name', RECORDS)
+def test_the_front_page(project, name):
+    "It has every record that counts as valid, and tells of the others."
+    project.chapter('09_honest')
+    found = experiments('quick')
+    (e,) = found.values()
+    records = {n: {k: v for k, v in RECORD.items() if k in kind.model_fields} for n, kind in RECORDS.items()}
+    records['run.json']['inputs'] = json.loads(json.dumps(runner.depends(e)))
+    for n in {'receipt.json', 'run.json', name}:
+        project.write(f'reports/quick/{e.name}/{n}', json.dumps(records[n]))
+    state = 'failed' if name == 'failed.json' else 'done'
+
+    def read():
+        states = site.experiment_states(found)
+        text = site.front_page('quick', found, states, [e.name], project.home)
+        page = site._experiment_page(e, states[e.name], {e.name: e.name})
+        word, why = states[e.name]
+        assert word != 'missing' or escape(site.state_sentence(word, why)) in text
+        if word != state:
+            raise ValueError(f'{name}: {why}')
+        return (text, page), {}
+
+    assert attack('front page', e.folder / name, read, [json_changes], places=False, valid_too=OTHER_RECORD) == []
 
 
 def test_reports_of_trainings(tmp_path):
