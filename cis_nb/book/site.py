@@ -30,7 +30,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from .processes import running_module
-from .runner import contents, damage, done, heading
+from .runner import contents, damage, done, heading, unreadable
 from .. import api
 from ..core.experiment_files import experiments, notebooks, read_notebook, read_record, tags
 from ..core.store import fingerprint, project_root, replace_synced, storage_faults_named
@@ -308,9 +308,9 @@ def page_title(e) -> str:
 
 
 def _experiment_page(e, state: tuple, docs: dict) -> dict:
-    "The page of an experiment, from the notebook of its run or, without one, from the source."
+    "The page of an experiment, from the notebook of its run or, without one that can be read, from the source."
     path = e.folder / 'notebook.ipynb'
-    nb = read_notebook(path if path.exists() else e.notebook)
+    nb = read_notebook(e.notebook if unreadable(path) else path)
     file = f'params/{e.profile}/{e.name}.yaml'
     caption = f'**This run.** `{file}` sets the parameters below; all others keep the values of the cell above.'
     title = page_markdown(page_title(e))
