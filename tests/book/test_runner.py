@@ -305,8 +305,12 @@ def test_an_error_of_snakemake_reaches_the_reader(project):
     rc, said = project.book()
     assert rc == 2 and 'Snakemake ended with exit code 1 and without 01_honest' in said, said
     assert 'this is broken' in said and 'snakemake.log' in said
-    rc, said = project.book('make', 'quick', '--no-such-option')
-    assert rc == 2 and 'Snakemake ended with exit code 2' in said and 'unrecognized arguments: --no-such-option' in said
+    shutil.copy(ROOT / 'Snakefile', project.home)
+    rc, said = project.book()
+    assert rc == 0, said
+    rc, said = project.book('make', 'quick', '--no-such-option')  # everything has a result
+    assert rc == 2 and 'Snakemake ended with exit code 2. From' in said, said
+    assert 'unrecognized arguments: --no-such-option' in said
 
 
 DAMAGE = {
