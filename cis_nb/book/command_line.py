@@ -50,14 +50,15 @@ def _snakemake_log(profile: str) -> Path:
 
 # %% ../../nbs/10_book/02_command_line.ipynb #40ead0c9
 def _check_graph(profile: str, found: dict, code: int):
-    "RuntimeError if Snakemake has not run what it could have run."
+    "RuntimeError if Snakemake has not run what it could have run, or has failed although no experiment has."
     ended = {name for name, e in found.items() if e.receipt.exists()}
     failed = {name for name, e in found.items() if (e.folder / 'failed.json').exists()}
     left = [n for n, e in found.items() if n not in ended | failed and ended.issuperset(e.needs)]
-    if code and left:
+    if code and (left or not failed):
         log = _snakemake_log(profile)
         last = '\n'.join(log.read_text(encoding='utf-8', errors='replace').splitlines()[-12:])
-        raise RuntimeError(f'Snakemake ended with exit code {code} and without {", ".join(left)}. From {log}:\n{last}')
+        without = f' and without {", ".join(left)}' if left else ''
+        raise RuntimeError(f'Snakemake ended with exit code {code}{without}. From {log}:\n{last}')
 
 # %% ../../nbs/10_book/02_command_line.ipynb #78467626
 def _missing_lines(found: dict) -> list:

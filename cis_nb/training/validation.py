@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from .checkpoints import check_kinds
 from ..core.documents import Document, read_json
+from ..core.experiment_files import RunName
 from ..backbones.features import TextMemory
 from ..core.plotting import color, page, show_grid
 from ..core.store import store_root
@@ -181,7 +182,7 @@ def write_net(
 class ReceiptOfTraining(Document):
     "What is read of the receipt of a training."
 
-    runs: list[str]
+    runs: list[RunName]
 
 
 def run_folder(folder) -> Path:

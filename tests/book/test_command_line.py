@@ -10,6 +10,7 @@ from filelock import FileLock
 from projects import ROOT
 from cis_nb.book import command_line, processes
 from cis_nb.book.command_line import main
+from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import stored, unfinished_work
 
 
@@ -179,3 +180,19 @@ def test_an_error_of_the_system_is_one_line(small, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert said.startswith('The book cannot be made. ') and 'disk full while making quick' in said
     assert 'CIS_STORE' in said and 'TMPDIR' in said
+
+
+@pytest.mark.parametrize(
+    'ended, said', [('receipt.json', 'exit code 2. From'), ('', 'exit code 2 and without 01_honest')]
+)
+def test_a_fault_of_snakemake_is_told(small, ended, said):
+    "Also where every experiment has a result; not where an experiment of this run has failed."
+    found = experiments('quick')
+    small.write('reports/quick/snakemake.log', 'unrecognized arguments')
+    if ended:
+        small.write(f'reports/quick/01_honest/{ended}', '{}')
+    with pytest.raises(RuntimeError, match=said):
+        command_line._check_graph('quick', found, 2)
+    command_line._check_graph('quick', found, 0)
+    small.write('reports/quick/01_honest/failed.json', '{}')
+    command_line._check_graph('quick', found, 1)

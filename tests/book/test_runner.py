@@ -8,7 +8,7 @@ import time
 import pandas as pd
 import pytest
 from process_trees import wait_for
-from projects import ROOT, Project
+from projects import ROOT, Project, receipt_of
 from cis_nb import api
 from cis_nb.book import runner as book
 from cis_nb.book import site
@@ -175,10 +175,8 @@ def test_a_module_that_only_a_need_imports_is_a_dependence_of_what_reads_its_res
 def test_a_result_made_from_older_inputs_is_another_one_to_what_reads_it(chain):
     "A page may be run alone before what it needs is up to date."
     before = inputs()
-    receipt = dict.fromkeys(('params', 'counts', 'versions', 'machine'), {}) | dict(runs=[])
-    receipt |= dict.fromkeys(('experiment', 'headline', 'created'), '')
-    made = dict(inputs=dict(notebook='older'), seconds=1, created='')
-    for name, record in (('receipt.json', receipt), ('run.json', made)):
+    made = dict(inputs=dict(notebook='older'), seconds=1, created='2026-01-31')
+    for name, record in (('receipt.json', receipt_of()), ('run.json', made)):
         chain.write(f'reports/quick/01_imports_show/{name}', json.dumps(record))
     assert changed(before) == {'02_honest'}
 
@@ -307,8 +305,12 @@ def test_an_error_of_snakemake_reaches_the_reader(project):
     rc, said = project.book()
     assert rc == 2 and 'Snakemake ended with exit code 1 and without 01_honest' in said, said
     assert 'this is broken' in said and 'snakemake.log' in said
-    rc, said = project.book('make', 'quick', '--no-such-option')
-    assert rc == 2 and 'Snakemake ended with exit code 2' in said and 'unrecognized arguments: --no-such-option' in said
+    shutil.copy(ROOT / 'Snakefile', project.home)
+    rc, said = project.book()
+    assert rc == 0, said
+    rc, said = project.book('make', 'quick', '--no-such-option')  # everything has a result
+    assert rc == 2 and 'Snakemake ended with exit code 2. From' in said, said
+    assert 'unrecognized arguments: --no-such-option' in said
 
 
 DAMAGE = {

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from projects import receipt_of
 from cis_nb.core import experiment_files
 from cis_nb.core.experiment_files import (
     collect_parameters,
@@ -77,11 +78,9 @@ def test_an_experiment_of_the_book_that_has_not_run_is_named(project, monkeypatc
     with pytest.raises(FileNotFoundError, match="'01_honest': .*receipt.json is missing; run the experiment"):
         parameters('01_honest')
     project.write('reports/quick/01_honest/receipt.json', '{"params": {"n": 9}}')
-    with pytest.raises(ValueError, match='receipt.json is damaged .no experiment, headline, runs'):
+    with pytest.raises(ValueError, match='receipt.json is damaged .its content: has no .experiment.'):
         parameters('01_honest')
-    receipt = dict.fromkeys(('counts', 'versions', 'machine'), {}) | dict(params=dict(n=9), runs=[])
-    receipt |= dict.fromkeys(('experiment', 'headline', 'created'), '')
-    project.write('reports/quick/01_honest/receipt.json', json.dumps(receipt))
+    project.write('reports/quick/01_honest/receipt.json', json.dumps(receipt_of(params=dict(n=9))))
     assert parameters('01_honest') == dict(n=9)  # as it was run, not as the file says
 
 

@@ -2,18 +2,32 @@
 
 import io
 import json
+import shutil
 import warnings
+from base64 import b64encode
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hostile import attack, byte_changes, json_changes, text_changes
+from markupsafe import escape
+from projects import receipt_of
 from safetensors.torch import load, save
 
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.weights import weights_file
-from cis_nb.core.experiment_files import RECORDS, read_notebook, read_record
+from cis_nb.book import runner, site
+from cis_nb.core.experiment_files import (
+    RECORDS,
+    defaults,
+    experiments,
+    optional_names,
+    read_notebook,
+    read_record,
+    trained_weights,
+)
 from cis_nb.core.store import manifest, stored
 from cis_nb.methods.pseudo_words import export_published, make_net, read_published_net
 from cis_nb.retrieval.search import SearchIndex, build_index
@@ -39,26 +53,80 @@ def test_finished_work_is_made_again(tmp_path):
         assert attack('finished work', build() / 'manifest.json', read, JSON) == []
 
 
-RECORD = dict(
-    experiment='a', headline='b', params={}, runs=['run/a'], counts={}, created='c', versions={}, machine={}, inputs={}
-)
+VERDICTS = {'reproduced': 3}
+RECORD = receipt_of(params=dict(method='lincir', n=2), runs=['run/a'], counts=VERDICTS, versions=dict(python='3'))
+RECORD |= dict(inputs=dict(notebook='x'), seconds=1.5, reasons=['x'], traceback=['y'])
+ANY_TEXT = r'experiment|headline|versions.python|machine.\w+|params.method|reasons.0|traceback.0|created'
+ANY_VALUE = r'params|params.n|inputs|inputs.notebook|counts|versions|evidence|comparisons'
+OTHER_RECORD = rf'({ANY_TEXT}): text|({ANY_VALUE}): |(runs|params.method|versions.python): missing|(counts.reproduced|seconds|rows|machine.cores): '
 
 
 @pytest.mark.parametrize('name', RECORDS)
 def test_records_of_experiments(tmp_path, name):
     "A damaged record is an error where it is needed, and counts as none where it is not."
     path = tmp_path / name
-    path.write_text(json.dumps(RECORD | dict(seconds=1.5, reasons=['x'], traceback=[])))
-    fields = [*RECORDS[name]]
+    fields = [*RECORDS[name].model_fields]
+    path.write_text(json.dumps({k: v for k, v in RECORD.items() if k in fields}))
 
     def read():
         found, wrong = read_record(path)
         if wrong or not found:
             raise ValueError(f'{path}: {wrong or "there is none"}')
-        return [found[f] for f in fields], {}
+        return found, {}
 
-    others = rf'(?!({"|".join(fields)})\b)\w+: |(params|runs|inputs|counts|versions|machine)\.|runs|reasons|seconds|'
-    assert attack('records', path, read, JSON, valid_too=f'{name}, ({others}\\w+: text)') == []
+    assert attack('records', path, read, JSON, valid_too=f'{name}, ({OTHER_RECORD})') == []
+
+
+def test_weights_that_a_receipt_names(tmp_path, monkeypatch):
+    "No record that counts as valid leads out of the store or to an error without its name."
+    monkeypatch.setenv('CIS_BOOK', str(tmp_path))
+    path = tmp_path / '05_train.x' / 'receipt.json'
+    path.parent.mkdir()
+    path.write_text(json.dumps(RECORD))
+
+    def named_runs(data: bytes):
+        for run in ('', '.', '/etc', '../../etc', 'run/../../a', 'a\0b'):
+            yield f'run {run}', json.dumps(RECORD | dict(runs=[run])).encode()
+
+    read = lambda: (trained_weights('05_train.x'), {})  # noqa: E731
+    assert attack('records', path, read, (*JSON, named_runs)) == []
+    assert attack('records', path, lambda: (run_folder(path.parent), {}), [named_runs], places=False) == []
+
+
+def write_report(project, e, **more) -> dict:  # name -> record
+    "The report of a finished experiment; all records, that of a failure too."
+    records = {n: {k: v for k, v in RECORD.items() if k in kind.model_fields} for n, kind in RECORDS.items()}
+    records['run.json']['inputs'] = json.loads(json.dumps(runner.depends(e)))
+    records['receipt.json'] |= more
+    for name in ('receipt.json', 'run.json'):
+        project.write(f'reports/quick/{e.name}/{name}', json.dumps(records[name]))
+    shutil.copy(e.notebook, e.folder / 'notebook.ipynb')
+    pd.DataFrame(dict(value=[1.0, 2.0, 3.0])).to_parquet(e.folder / 'results.parquet')
+    return records
+
+
+@pytest.mark.parametrize('name', RECORDS)
+def test_the_front_page(project, name):
+    "It has every record that counts as valid, and tells of the others."
+    project.chapter('09_honest')
+    found = experiments('quick')
+    (e,) = found.values()
+    records, state = write_report(project, e), 'done'
+    if name == 'failed.json':
+        project.write(f'reports/quick/{e.name}/{name}', json.dumps(records[name]))
+        state = 'failed'
+
+    def read():
+        states = site.experiment_states(found)
+        text = site.front_page('quick', found, states, [e.name], project.home)
+        page = site._experiment_page(e, states[e.name], {e.name: e.name})
+        word, why = states[e.name]
+        assert word != 'missing' or escape(site.state_sentence(word, why)) in text
+        if word != state:
+            raise ValueError(f'{name}: {why}')
+        return (text, page), {}
+
+    assert attack('front page', e.folder / name, read, [json_changes], places=False, valid_too=OTHER_RECORD) == []
 
 
 def test_reports_of_trainings(tmp_path):
@@ -69,12 +137,70 @@ def test_reports_of_trainings(tmp_path):
     assert bad == []
 
 
+def shown(output_type, **fields) -> dict:
+    return dict(output_type=output_type, **fields)
+
+
 def test_notebooks(tmp_path):
-    cell = dict(cell_type='code', source=['1'], metadata={}, outputs=[])
+    "What is read of a notebook by the runner and by the pages."
+    png = b64encode(b'an image').decode()
+    outputs = [
+        shown('stream', name='stderr', text=['a.py:3: UserWarning: too small\n']),
+        shown('display_data', data={'image/png': png, 'text/html': ['<td>1</td>']}, metadata={}),
+        shown('execute_result', data={'text/markdown': '`a<b`', 'text/plain': '3'}, metadata={}, execution_count=1),
+        shown('error', ename='ValueError', evalue='no', traceback=['a', 'b']),
+    ]
+    code = dict(cell_type='code', metadata=dict(tags=['parameters']), execution_count=1)
     path = tmp_path / 'a.ipynb'
-    path.write_text(json.dumps(dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5)))
-    free = r'source|metadata|outputs|cell_type|nbformat'  # another notebook
-    assert attack('notebooks', path, lambda: (read_notebook(path), {}), JSON, valid_too=free) == []
+
+    def read():
+        nb = read_notebook(path)
+        known = defaults(nb, str(path))
+        made = runner.audit_cells(nb, {}), runner.heading(nb), optional_names(nb) if known else ()
+        return (nb, known, made, site.notebook_page(nb, {}), site.warnings_of(nb), site.card_figure(nb)), {}
+
+    other = r'source(\.0)?: text|(name|text|evalue|ename|traceback|image/png|html|markdown|plain)(\.0)?: |'
+    other += r'(metadata|outputs|data|tags|execution_count|nbformat\w*|tags\.0): |cell_type: '
+    for output in outputs:  # of a list, only the first entry is changed
+        cell = dict(code, source=['n = 1  # a number'], outputs=[output])
+        path.write_text(json.dumps(dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5)))
+        assert attack('notebooks', path, read, [json_changes], places=False, valid_too=other) == []
+    assert attack('notebooks', path, read, [text_changes], valid_too=other) == []
+
+
+@pytest.mark.parametrize(
+    'source', ['n = = 1', 'n = (', 'x' * 10 + ' = ' + '(' * 5000, 'n = 1\0', '  n = 1', 'n = 0777']
+)
+def test_a_typing_error_in_the_parameters_names_the_notebook(project, source):
+    project.chapter('01_honest')
+    path = project.home / 'nbs' / '01_honest.ipynb'
+    nb = read_notebook(path)
+    nb['cells'][1]['source'] = source
+    path.write_text(json.dumps(nb))
+    with pytest.raises(ValueError, match='nbs/01_honest.ipynb: a cell is not Python') as e:
+        experiments('quick')
+    assert type(e.value) is ValueError
+
+
+@pytest.mark.parametrize('name', runner.FILES_READ)
+def test_files_of_a_finished_experiment(project, name):
+    "Where one is damaged, the experiment has no result, and the pages are made and say why."
+    project.chapter('09_honest')
+    found = experiments('quick')
+    (e,) = found.values()
+    write_report(project, e, rows=3)
+
+    def read():
+        states = site.experiment_states(found)
+        page, table = site._experiment_page(e, states[e.name], {e.name: e.name}), site.results(found, states)
+        text = site.front_page('quick', found, states, [e.name], project.home)
+        word, why = states[e.name]
+        if not runner.done(e):
+            assert escape(site.state_sentence('missing', why)) in text and str(project.home) not in why
+            raise ValueError(f'{word}: {why}')
+        return (page, table), {}
+
+    assert attack('reports', e.folder / name, read, [byte_changes]) == []
 
 
 def test_search_index(tmp_path):

@@ -26,8 +26,10 @@ def needs_data(*paths):
 
 def receipt_of(**fields) -> dict:
     "A receipt with all that a reader asks for, empty but for some fields."
-    texts, tables = ('experiment', 'headline', 'created'), ('params', 'counts', 'versions', 'machine')
-    return dict.fromkeys(texts, '') | dict.fromkeys(tables, {}) | dict(runs=[]) | fields
+    tables = dict.fromkeys(('params', 'counts', 'versions'), {})
+    machine = dict(cpu='', cores=1, gpu='', os='')
+    empty = dict(experiment='', headline='', created='2026-01-31', runs=[], machine=machine)
+    return empty | tables | fields
 
 
 class Project:
