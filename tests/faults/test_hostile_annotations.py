@@ -68,6 +68,37 @@ def number_changes(data: bytes):
         yield f'{field}: the first one twice', json.dumps(doc).encode()
 
 
+def label_changes(data: bytes):
+    "(name, bytes): labels that do not fit together."
+
+    def changed(change):
+        doc = json.loads(data)
+        change(doc, doc['annotations'][0]['segments_info'])
+        return json.dumps(doc).encode()
+
+    yield 'a segment id twice', changed(lambda doc, found: found[1].update(id=found[0]['id']))
+    yield 'a segment twice', changed(lambda doc, found: found.append(dict(found[0])))
+    yield 'segments larger than their image', changed(lambda doc, found: [s.update(area=5001) for s in found])
+    yield 'a segment 0', changed(lambda doc, found: found[0].update(id=0))
+    for name, box in dict(
+        negative=[-5, 0, 5, 5], empty=[0, 0, 0, 5], outside=[10**6, 0, 5, 5], wide=[1, 0, 100, 5]
+    ).items():
+        yield f'bbox {name}', changed(lambda doc, found, box=box: found[0].update(bbox=box))
+    for number in (7, -1):
+        yield f'isthing {number}', changed(lambda doc, found, n=number: doc['categories'][0].update(isthing=n))
+        yield f'iscrowd {number}', changed(lambda doc, found, n=number: found[0].update(iscrowd=n))
+    for name in ('c1', 'c1-other'):
+        yield f'a category {name} twice', changed(lambda doc, found, n=name: doc['categories'][0].update(name=n))
+    mask = json.loads(data)['annotations'][0]['file_name']
+    yield 'a mask twice', changed(lambda doc, found: doc['annotations'][1].update(file_name=mask))
+    yield (
+        'labels without segments of no image',
+        changed(
+            lambda doc, found: doc['annotations'].append(dict(image_id=10**6, file_name='x.png', segments_info=[]))
+        ),
+    )
+
+
 def test_panoptic_numbers(tmp_path):
     coco_root(tmp_path, random_scenes(5, n=6))
     path = tmp_path / 'annotations/panoptic_val2017.json'
@@ -76,7 +107,7 @@ def test_panoptic_numbers(tmp_path):
         found = read_panoptic(tmp_path)
         return found, found.notes
 
-    assert attack('COCO panoptic', path, read, [number_changes], places=False) == []
+    assert attack('COCO panoptic', path, read, [number_changes, label_changes], places=False) == []
 
 
 KEYS = r'\S+: missing$'  # keys of an object that are data, such as names: without one the file holds less
