@@ -8,7 +8,7 @@ from annotations import coco_root, random_instances, random_scenes, vaw_root
 from hostile import attack, json_changes, text_changes, gz_changes
 
 from cis_nb.benchmarks.circo import circo_image_names, check_circo_submission, read_circo
-from cis_nb.benchmarks.cirr import check_cirr_submission, read_cirr
+from cis_nb.benchmarks.cirr import check_cirr_submission, load_cirr, read_cirr
 from cis_nb.benchmarks.coco_captions import read_coco_captions, read_ground_truth, read_split_ids
 from cis_nb.benchmarks.domain_conversion import read_lists
 from cis_nb.benchmarks.fashioniq import read_fashioniq
@@ -158,6 +158,33 @@ def test_cirr(tmp_path):
 
             files = ['cap.rc2', 'split.rc2']
             assert attack('CIRR', path, read, JSON, file != 'targets', files, unread(split)) == []
+
+
+def pair_changes(data: bytes):
+    "(name, bytes): an entry or an image that is another one."
+    doc = json.loads(data)
+    if isinstance(doc, dict):
+        first, second, *rest = doc
+        yield 'two names of one file', json.dumps(doc | {second: doc[first]}).encode()
+        yield 'one file in two spellings', json.dumps(doc | {second: doc[first].removeprefix('./')}).encode()
+        return
+    for name, change in dict(
+        pairid=dict(pairid=doc[1]['pairid']),
+        condition=dict(caption=' '),
+        target=dict(target_hard=doc[0]['reference']),
+    ).items():
+        yield f'another {name}', json.dumps([doc[0] | change, *doc[1:]]).encode()
+
+
+def test_cirr_entries(tmp_path):
+    root, _ = cirr_root(tmp_path)
+
+    def read():
+        task = load_cirr(root, images=False)
+        return task.queries.drop(columns='condition'), task.protocol.extra
+
+    for file in ('captions/cap', 'image_splits/split'):
+        assert attack('CIRR', root / f'cirr/{file}.rc2.val.json', read, [pair_changes], places=False) == []
 
 
 def unread(split: str) -> str:
