@@ -67,9 +67,12 @@ def _files(path) -> dict:  # name -> relative path
     files = read_json(path, dict[str, str])
     if not files:
         raise ValueError(f'{path}: expected names with their files, not an object without entries')
+    owner = {}
     for name, file in files.items():
         if why := relative_fault(file):
             raise ValueError(f'{path}: {name!r} {why}')
+        if (other := owner.setdefault(PurePosixPath(file), name)) != name:
+            raise ValueError(f'{path}: {other!r} and {name!r} have one file, {file!r}; get it again')
     return files
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #2037d3de
@@ -247,6 +250,12 @@ def _full_gallery(c: Cirr, gallery: str, queries: pd.DataFrame) -> tuple:  # que
     return queries, images, what.format(len(images)), out
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #66621178
+def _empty_conditions(queries: pd.DataFrame) -> str:
+    "How many conditions are empty, in words; '' for none."
+    n = sum(not c.strip() for c in queries.condition)
+    return f'{n} of {len(queries)} conditions are empty' if n else ''
+
+
 def load_cirr(
     root,
     split: str = 'val',
@@ -271,6 +280,7 @@ def load_cirr(
     q, shared, described, extra = _queries(c, task), None, 'the six of its set', ''
     if task == 'full':
         q, shared, described, extra = _full_gallery(c, gallery, q)
+    extra = '; '.join(filter(None, [extra, _empty_conditions(q)]))
     paths = cirr_image_paths(c) if images else {}
     about = dict(data=world_name(root), split=split, reference='removed')
     protocol = Protocol(f'cirr/{task}', gallery=described, prompt=prompt, extra=extra, **about)

@@ -83,9 +83,11 @@ def panoptic_file(root) -> Path:
 
 
 class _Segment(Document):
-    id: int
+    id: int = Field(gt=0)  # 0: pixels of a mask without a label
     category_id: int
     area: int | None = Field(None, gt=0)  # pixels; without it the mask is counted
+    iscrowd: int | None = Field(None, ge=0, le=1)
+    bbox: list[float] | None = Field(None, min_length=4, max_length=4)  # left, top, width, height in pixels
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #38623310
 class _Labels(Document):
@@ -103,6 +105,7 @@ class _LabelledImage(Document):
 class _Category(Document):
     id: int
     name: str
+    isthing: int | None = Field(None, ge=0, le=1)  # 0: stuff
 
 
 class Panoptic(Document):
@@ -114,7 +117,7 @@ class Panoptic(Document):
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #6d66d470
 class _Thing(_Category):
-    isthing: int  # 0: stuff
+    isthing: int = Field(ge=0, le=1)
 
 
 class PanopticThings(Panoptic):
@@ -146,27 +149,57 @@ def _segments(data, path, count_pixels) -> pd.DataFrame:  # image, category, are
     return seg[['image', 'category', 'area']]
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #486c8d4e
-def _check_panoptic(path, data: dict, seg, cats: dict, pixels: dict):
-    "`ValueError` where segments, categories and images do not fit together."
-    if odd := set(seg.category) - set(cats):
-        raise ValueError(f'{path}: a segment has category {min(odd)}, which is not in the list of categories')
-    if odd := set(seg.image) - set(pixels):
-        raise ValueError(f'{path}: image {min(odd)} has labels but is not in the list of images')
+def _check_listed_once(path, data: dict):
+    "`ValueError` where a number or a name that belongs to one image or one category is used twice."
     for field, key, what in (
         ('images', 'id', 'an image number'),
         ('annotations', 'image_id', 'labels of an image'),
+        ('annotations', 'file_name', 'a mask'),
         ('categories', 'id', 'a category number'),
     ):
         listed = [e[key] for e in data[field]]
         if twice := [i for i, n in Counter(listed).items() if n > 1]:
-            raise ValueError(f'{path}, {field}: {what} is used twice: {key} {twice[0]}; {len(twice)} such')
-    large = seg[seg.area > seg.image.map(pixels)]
-    if len(large):
-        image, area = large.image.iloc[0], large.area.iloc[0]
-        raise ValueError(
-            f'{path}: a segment of image {image} has {area:,.0f} pixels, the image {pixels[image]:,} (width x height); '
-            'get the file again'
-        )
+            raise ValueError(
+                f'{path}, {field}: {what} is used twice: {key} {twice[0]!r}; {len(twice)} such; get the file again'
+            )
+    found = {}
+    for c in data['categories']:
+        if (first := found.setdefault(condition_name(c['name']), c)) is not c:
+            raise ValueError(
+                f'{path}, categories: {first["id"]} and {c["id"]} are one condition, {condition_name(c["name"])!r} '
+                f'(names {first["name"]!r} and {c["name"]!r}); give each category its own name'
+            )
+
+
+def _check_segments(path, labels: dict, image: dict):
+    "`ValueError` where two segments of an image have one id, or the box of one is not inside the image."
+    W, H, ids = image['width'], image['height'], set()
+    for n, s in enumerate(labels['segments_info']):
+        at = f'{path}, image {image["id"]}, segments_info[{n}]'
+        if s['id'] in ids:
+            raise ValueError(f'{at}: the id {s["id"]} was used before; get the file again')
+        ids.add(s['id'])
+        x, y, w, h = s.get('bbox') or (0, 0, W, H)
+        if min(x, y) < 0 or min(w, h) <= 0 or x + w > W or y + h > H:
+            raise ValueError(f'{at}: bbox {s["bbox"]} is not inside the image of {W} x {H}; get the file again')
+
+# %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #2a46a9df
+def _check_panoptic(path, data: dict, seg, cats: dict, pixels: dict):
+    "`ValueError` where segments, categories and images do not fit together."
+    _check_listed_once(path, data)
+    if odd := set(seg.category) - set(cats):
+        raise ValueError(f'{path}: a segment has category {min(odd)}, which is not in the list of categories')
+    if odd := {a['image_id'] for a in data['annotations']} - set(pixels):
+        raise ValueError(f'{path}: image {min(odd)} has labels but is not in the list of images')
+    images = {i['id']: i for i in data['images']}
+    for labels in data['annotations']:
+        _check_segments(path, labels, images[labels['image_id']])
+    for image, area in seg.groupby('image').area.sum().items():
+        if area > pixels[image]:
+            raise ValueError(
+                f'{path}: the areas of the segments of image {image} sum up to {area:,.0f} pixels, '
+                f'the image has {pixels[image]:,} (width x height); get the file again'
+            )
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #0278cbca
 def read_panoptic(root, count_pixels: bool = False) -> Scenes:

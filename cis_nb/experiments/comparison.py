@@ -401,6 +401,7 @@ def protocol_line(protocols: list) -> str:
         for p in protocols
         if p.coverage < 1
     ]
+    repeats = [f'galleries of {p.benchmark} that name an image twice: {p.repeats}' for p in protocols if p.repeats]
     words = [
         f'text: “{values("prompt")}”',
         f'reference {values("reference")}',
@@ -408,7 +409,7 @@ def protocol_line(protocols: list) -> str:
         f'crop: {values("crop")}',
     ]
     return (
-        '; '.join([', '.join(p.id for p in protocols), *words, *partial])
+        '; '.join([', '.join(p.id for p in protocols), *words, *partial, *repeats])
         if protocols
         else 'no protocol: nothing was measured'
     )

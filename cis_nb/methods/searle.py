@@ -10,18 +10,20 @@ __all__ = ['SEARLE_SCHEME', 'TEMPLATES', 'VOCABULARIES', 'GRAMMARS', 'TARGET_PAD
            'SearleOTI', 'searle_oti', 'searle_backbone', 'SearleConfig', 'SearlePlugin']
 
 # %% ../../nbs/04b_methods/07_searle.ipynb #99caf695
+import csv
+import io
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from ..api import Plugin, TokenBackbone, TrainingConfig
 from ..benchmarks.cirr import cirr_of
 from ..data.roots import WORLD, data_root
+from ..core.documents import brief, read_text
 from ..core.plotting import show_grid
 from ..core.report import progress
 from ..core.store import replace_synced, stored, stored_array
@@ -104,6 +106,27 @@ def world_concepts() -> list:
 VOCABULARIES = {WORLD: world_concepts}  # those that need no file
 
 
+def _display_names(text: str) -> list:
+    "The column DisplayName of a table as text; ValueError with the line where it is none."
+    rows = csv.reader(io.StringIO(text, newline=''), strict=True)
+    head, names = next(rows, []), []
+    if head.count('DisplayName') != 1:
+        raise ValueError(f'line 1: needs DisplayName once among its columns, not {brief(head)}')
+    for row in filter(None, rows):
+        if len(row) != len(head) or any('\n' in c or '\r' in c for c in row):
+            raise ValueError(f'line {rows.line_num}: needs {len(head)} cells of one line; is a quote not closed?')
+        names.append(row[head.index('DisplayName')])
+    return names
+
+
+def _listed_names(path) -> list:
+    "The names of a file, as they are there; ValueError for a file that is no text or no table."
+    text = read_text(path)
+    if '\0' in text:
+        raise ValueError(f'line {text[: text.index(chr(0))].count(chr(10)) + 1}: has a byte of zero')
+    return _display_names(text) if path.suffix == '.csv' else text.splitlines()
+
+
 def read_concepts(vocabulary: str) -> list:
     """Names of concepts: those of the world, or of a file with one a line (of a .csv the column DisplayName).
     ValueError for a folder, an unreadable file or no names; FileNotFoundError for a missing file."""
@@ -116,12 +139,8 @@ def read_concepts(vocabulary: str) -> list:
             ' descriptions of Open Images (.csv)'
         )
     try:
-        names = (
-            pd.read_csv(path).DisplayName.dropna().tolist()
-            if path.suffix == '.csv'
-            else path.read_text(encoding='utf-8').splitlines()
-        )
-    except (UnicodeDecodeError, AttributeError, pd.errors.ParserError, pd.errors.EmptyDataError) as e:
+        names = _listed_names(path)
+    except (ValueError, csv.Error) as e:
         raise ValueError(
             f'{path} cannot be read as a vocabulary ({e}): give a text file in UTF-8 with a name a line, or a .csv with'
             ' the column DisplayName'

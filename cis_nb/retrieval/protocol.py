@@ -47,7 +47,8 @@ class Protocol:
     coverage: float = 1.0  # share of the benchmark's images that are here
     extra: str = ''
     data: str = ''  # the drawn world; empty: the benchmark's own data
-    content: str = ''  # fingerprint of queries, targets and galleries; a `Benchmark` sets it
+    content: str = ''  # fingerprint of queries, targets and galleries; a `Task` sets it
+    repeats: int = 0  # queries whose own gallery names an image twice; a `Task` sets it
 
     def __post_init__(self):
         for name, known in _choices.items():
@@ -59,8 +60,8 @@ class Protocol:
 
     @property
     def hash(self) -> str:
-        "Eight hexadecimal digits of all fields."
-        return fingerprint(asdict(self))[:8]
+        "Eight hexadecimal digits of all fields but `repeats`, which `content` decides."
+        return fingerprint({k: v for k, v in asdict(self).items() if k != 'repeats'})[:8]
 
     @property
     def id(self) -> str:
@@ -89,6 +90,7 @@ def _words(p: Protocol) -> list:
     "A protocol as short phrases; *partial* comes first."
     partial = [f'partial: {min(99.9, 100 * p.coverage):.1f} % of the images'] if p.coverage < 1 else []
     captions = [f'captions {p.caption}'] if p.caption != 'as given' else []
+    repeats = [f'galleries that name an image twice: {p.repeats}'] if p.repeats else []
     content = [f'queries {p.content}'] if p.content else []
     return partial + [
         *filter(None, [p.data]),
@@ -99,6 +101,7 @@ def _words(p: Protocol) -> list:
         f'ties {p.ties}',
         p.crop,
         *filter(None, [p.extra]),
+        *repeats,
         *content,
     ]
 
@@ -196,7 +199,9 @@ class Task:
         if 'excluded' not in q:
             q['excluded'] = [[] for _ in range(n)]
         _check_queries(q, self.shared_gallery, self.name)
-        self.queries, self.protocol = q, replace(self.protocol, content=_content_fingerprint(q, self.shared_gallery))
+        repeats = 0 if self.shared_gallery is not None else sum(len({*g}) < len(g) for g in q.gallery)
+        content = _content_fingerprint(q, self.shared_gallery)
+        self.queries, self.protocol = q, replace(self.protocol, content=content, repeats=repeats)
         if self.images is None:
             self.images = _all_images(q, self.shared_gallery)
         if self.source is None:

@@ -285,12 +285,25 @@ def test_no_spoilt_file_is_half_read(tmp_path_factory, seed):
         ('[]', '{"a": "/etc/passwd"}', 'outside the folder'),
         ('[]', '{"a": "dev\\\\..\\\\a.png"}', 'outside the folder'),
         ('[]', '{"a": 3}', 'a is 3, not str'),
+        ('[]', '{"a": "./d/a.png", "b": "d/a.png"}', "split.rc2.val.json: 'a' and 'b' have one file, 'd/a.png'; get"),
     ],
 )
 def test_files_of_another_kind_are_refused(tmp_path, captions, files, why):
     put(tmp_path, captions, files)
     with pytest.raises(ValueError, match=why):
         read_cirr(tmp_path)
+
+
+def test_an_empty_condition_is_in_the_protocol(tmp_path):
+    "A released entry of test1 has one, so that it is no error."
+    entries, files = small_set(tmp_path)
+    assert 'condition' not in load_cirr(tmp_path, images=False).protocol.extra
+    entries[0]['caption'], entries[1]['caption'] = '', ' \n'
+    put(tmp_path, entries, files)
+    for task in ('full', 'subset'):
+        assert (
+            f'2 of {len(entries)} conditions are empty' in load_cirr(tmp_path, task=task, images=False).protocol.extra
+        )
 
 
 class Mean:

@@ -28,7 +28,8 @@ from cis_nb.benchmarks.genecis_construction import (
     condition_name,
     read_built,
 )
-from cis_nb.benchmarks.genecis import check_templates
+from cis_nb.benchmarks.genecis import _queries, check_templates
+from cis_nb.retrieval.protocol import Protocol, Task
 
 
 def real(name):
@@ -111,6 +112,8 @@ def test_audit_finds_the_known_flaws(task):
     keys = {k for t in templates for k in (keys_of(t)[0], keys_of(t)[1], *keys_of(t)[2])}
     some = set(sorted(keys)[::2])
     assert census(templates, some)['present'] == len(some)
+    protocol = Task('genecis', task, _queries(templates, task), None, Protocol('genecis'), key='k').protocol
+    assert protocol.repeats == found['an image is in the gallery twice']
     with_missing = audit(templates, some).set_index('flaw').templates['an image is missing']
     assert with_missing == sum(not {R, T, *G} <= some for R, T, G, _ in map(keys_of, templates))
 

@@ -268,6 +268,48 @@ def test_panoptic_from_masks_and_json(tmp_path):
     assert np.allclose(read_panoptic(tmp_path).share, read_panoptic(tmp_path, count_pixels=True).share)
 
 
+def first_segment(data):
+    return data['annotations'][0]['segments_info'][0]
+
+
+PANOPTIC_FAULTS = {  # what the message says -> change
+    r'image 3, segments_info\[1\]: the id 1 was used before; get the file again': lambda d: d['annotations'][0][
+        'segments_info'
+    ].append(first_segment(d)),
+    r'segments of image 3 sum up to 10,001 pixels, the image has 10,000 .*; get': lambda d: d['annotations'][0][
+        'segments_info'
+    ].append(dict(first_segment(d), id=2, area=9_801)),
+    r"categories: 1 and 3 are one condition, 'dog' \(names 'dog' and 'dog-other'\); give": lambda d: d[
+        'categories'
+    ].append(dict(id=3, name='dog-other', isthing=1)),
+    r'categories\[0\]: isthing is 7: .*; get it again': lambda d: d['categories'][0].update(isthing=7),
+    r'annotations\[0\]: segments_info\[0\].iscrowd is 7: .*; get it again': lambda d: first_segment(d).update(
+        iscrowd=7
+    ),
+    r'image 3, segments_info\[0\]: bbox \[-1, 0, 5, 5\] is not inside the image of 100 x 100; get': lambda d: (
+        first_segment(d).update(bbox=[-1, 0, 5, 5])
+    ),
+    r'bbox \[96, 0, 5, 5\] is not inside': lambda d: first_segment(d).update(bbox=[96, 0, 5, 5]),
+}
+
+
+@pytest.mark.parametrize('message', PANOPTIC_FAULTS)
+def test_panoptic_labels_that_do_not_fit_are_refused(tmp_path, message):
+    found = dict(id=1, category_id=1, area=200, iscrowd=1, bbox=[95, 0, 5, 100])
+    data = dict(
+        images=[dict(id=3, width=100, height=100)],
+        annotations=[dict(image_id=3, file_name='3.png', segments_info=[found])],
+        categories=[dict(id=1, name='dog', isthing=1), dict(id=2, name='sky', isthing=0)],
+    )
+    path = tmp_path / 'a.json'
+    path.write_text(json.dumps(data))
+    assert read_panoptic(path).share.tolist() == [[0.02, 0]]
+    PANOPTIC_FAULTS[message](data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=f'a.json, {message}|a.json: the areas of the {message}|a.json, .*{message}'):
+        read_panoptic(path)
+
+
 def extract(tar, to):
     with tarfile.open(tar) as t:
         t.extractall(to, filter='data')

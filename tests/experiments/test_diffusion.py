@@ -71,7 +71,8 @@ def write_labels(root, images: dict, side=(40, 20)):
         ids, found = np.zeros(side[::-1], int), []
         for n, (name, (x0, y0, x1, y1)) in enumerate(parts, 300):
             ids[y0:y1, x0:x1] = n
-            found.append(dict(id=n, category_id=10 * (names.index(name) + 1), area=int((ids == n).sum())))
+            found.append(dict(id=n, category_id=10 * (names.index(name) + 1)))
+        found = [dict(s, area=int((ids == s['id']).sum())) for s in found]
         rgb = np.stack([ids & 255, ids >> 8 & 255, ids >> 16], -1).astype(np.uint8)
         Image.fromarray(rgb).save(root / f'coco/panoptic_val2017/{number:012d}.png')
         Image.new('RGB', side).save(root / f'coco/val2017/{number:012d}.jpg')

@@ -8,7 +8,7 @@ from annotations import coco_root, random_instances, random_scenes, vaw_root
 from hostile import attack, json_changes, text_changes, gz_changes
 
 from cis_nb.benchmarks.circo import circo_image_names, check_circo_submission, read_circo
-from cis_nb.benchmarks.cirr import check_cirr_submission, read_cirr
+from cis_nb.benchmarks.cirr import check_cirr_submission, load_cirr, read_cirr
 from cis_nb.benchmarks.coco_captions import read_coco_captions, read_ground_truth, read_split_ids
 from cis_nb.benchmarks.domain_conversion import read_lists
 from cis_nb.benchmarks.fashioniq import read_fashioniq
@@ -68,6 +68,37 @@ def number_changes(data: bytes):
         yield f'{field}: the first one twice', json.dumps(doc).encode()
 
 
+def label_changes(data: bytes):
+    "(name, bytes): labels that do not fit together."
+
+    def changed(change):
+        doc = json.loads(data)
+        change(doc, doc['annotations'][0]['segments_info'])
+        return json.dumps(doc).encode()
+
+    yield 'a segment id twice', changed(lambda doc, found: found[1].update(id=found[0]['id']))
+    yield 'a segment twice', changed(lambda doc, found: found.append(dict(found[0])))
+    yield 'segments larger than their image', changed(lambda doc, found: [s.update(area=5001) for s in found])
+    yield 'a segment 0', changed(lambda doc, found: found[0].update(id=0))
+    for name, box in dict(
+        negative=[-5, 0, 5, 5], empty=[0, 0, 0, 5], outside=[10**6, 0, 5, 5], wide=[1, 0, 100, 5]
+    ).items():
+        yield f'bbox {name}', changed(lambda doc, found, box=box: found[0].update(bbox=box))
+    for number in (7, -1):
+        yield f'isthing {number}', changed(lambda doc, found, n=number: doc['categories'][0].update(isthing=n))
+        yield f'iscrowd {number}', changed(lambda doc, found, n=number: found[0].update(iscrowd=n))
+    for name in ('c1', 'c1-other'):
+        yield f'a category {name} twice', changed(lambda doc, found, n=name: doc['categories'][0].update(name=n))
+    mask = json.loads(data)['annotations'][0]['file_name']
+    yield 'a mask twice', changed(lambda doc, found: doc['annotations'][1].update(file_name=mask))
+    yield (
+        'labels without segments of no image',
+        changed(
+            lambda doc, found: doc['annotations'].append(dict(image_id=10**6, file_name='x.png', segments_info=[]))
+        ),
+    )
+
+
 def test_panoptic_numbers(tmp_path):
     coco_root(tmp_path, random_scenes(5, n=6))
     path = tmp_path / 'annotations/panoptic_val2017.json'
@@ -76,7 +107,7 @@ def test_panoptic_numbers(tmp_path):
         found = read_panoptic(tmp_path)
         return found, found.notes
 
-    assert attack('COCO panoptic', path, read, [number_changes], places=False) == []
+    assert attack('COCO panoptic', path, read, [number_changes, label_changes], places=False) == []
 
 
 KEYS = r'\S+: missing$'  # keys of an object that are data, such as names: without one the file holds less
@@ -127,6 +158,33 @@ def test_cirr(tmp_path):
 
             files = ['cap.rc2', 'split.rc2']
             assert attack('CIRR', path, read, JSON, file != 'targets', files, unread(split)) == []
+
+
+def pair_changes(data: bytes):
+    "(name, bytes): an entry or an image that is another one."
+    doc = json.loads(data)
+    if isinstance(doc, dict):
+        first, second, *rest = doc
+        yield 'two names of one file', json.dumps(doc | {second: doc[first]}).encode()
+        yield 'one file in two spellings', json.dumps(doc | {second: doc[first].removeprefix('./')}).encode()
+        return
+    for name, change in dict(
+        pairid=dict(pairid=doc[1]['pairid']),
+        condition=dict(caption=' '),
+        target=dict(target_hard=doc[0]['reference']),
+    ).items():
+        yield f'another {name}', json.dumps([doc[0] | change, *doc[1:]]).encode()
+
+
+def test_cirr_entries(tmp_path):
+    root, _ = cirr_root(tmp_path)
+
+    def read():
+        task = load_cirr(root, images=False)
+        return task.queries.drop(columns='condition'), task.protocol.extra
+
+    for file in ('captions/cap', 'image_splits/split'):
+        assert attack('CIRR', root / f'cirr/{file}.rc2.val.json', read, [pair_changes], places=False) == []
 
 
 def unread(split: str) -> str:

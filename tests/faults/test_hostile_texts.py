@@ -8,6 +8,7 @@ from hostile import attack, gz_changes, text_changes
 
 from cis_nb.core.experiment_files import read_params
 from cis_nb.core.parameters import checked
+from cis_nb.methods.searle import read_concepts
 from cis_nb.mining.captions import read_captions
 from cis_nb.mining.concreteness import read_ratings
 from cis_nb.data.roots import WORLD
@@ -94,6 +95,36 @@ def test_ratings(tmp_path):
     path.write_text(head + ''.join(f'w{i}\t0\t{1 + i % 4}.5\t0\t0\t0\t0\t0\t0\n' for i in range(9)))
     changes = [text_changes, rating_changes]  # a word of another spelling, as the published file has some
     assert attack('ratings', path, lambda: (read_ratings(path), {}), changes, valid_too='latin-1') == []
+
+
+VOCABULARIES = {  # name -> content
+    'names.txt': ''.join(f'name {i}\n' for i in range(9)),
+    'names.csv': 'LabelName,DisplayName\n' + ''.join(f'/m/{i},name {i}\n' for i in range(9)),
+}
+
+
+def name_changes(data: bytes):
+    "(name, bytes): lines that are no names."
+    lines = data.decode().split('\n')
+    for name, line in (
+        ('a byte of zero', lines[3].replace('name', 'na\0me')),
+        ('a line twice', f'{lines[3]}\n{lines[3]}'),
+        ('a blank line', f'{lines[3]}\n\n'),
+        *([] if ',' not in lines[0] else [('a cell more', lines[3] + ',x'), ('a cell less', lines[3].split(',')[0])]),
+        *([] if ',' not in lines[0] else [('an open quote', lines[3].replace(',', ',"'))]),
+    ):
+        yield name, '\n'.join([*lines[:3], line, *lines[4:]]).encode()
+    if ',' in lines[0]:
+        for name, head in (('no DisplayName', 'LabelName,Name'), ('DisplayName twice', 'DisplayName,DisplayName')):
+            yield name, '\n'.join([head, *lines[1:]]).encode()
+
+
+@pytest.mark.parametrize('name', VOCABULARIES)
+def test_vocabularies(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(VOCABULARIES[name])
+    read = lambda: (read_concepts(str(path)), {})  # noqa: E731
+    assert attack('vocabularies', path, read, [name_changes, text_changes], valid_too=HALF) == []
 
 
 YAML = {

@@ -17,7 +17,7 @@ def random_scenes(seed, n=160, c=24):
     return Scenes(
         r.permutation(10**5)[:n],
         [f'c{i}' for i in range(c)],
-        np.where(there, r.choice([0.002, 0.0099, 0.0101, 0.05, 0.3], (n, c), p=[0.1, 0.1, 0.2, 0.3, 0.3]), 0),
+        np.where(there, r.choice([0.002, 0.0099, 0.0101, 0.03, 0.04], (n, c), p=[0.1, 0.1, 0.2, 0.3, 0.3]), 0),
         {},
     )
 
@@ -44,18 +44,20 @@ def random_instances(seed, n=400, messy=0.1):
     )
 
 
+def segment(number, area):
+    return dict(id=number, category_id=number, area=area, iscrowd=number % 2, bbox=[0, 0, 100, 100])
+
+
 def coco_root(path, scenes, with_area=True):
     n, c = scenes.share.shape
     data = dict(
         images=[dict(id=int(i), width=100, height=100, file_name=f'{i:012d}.jpg') for i in scenes.ids],
-        categories=[dict(id=j + 1, name=f'c{j}') for j in range(c)],
+        categories=[dict(id=j + 1, name=f'c{j}', isthing=j % 2) for j in range(c)],
         annotations=[
             dict(
                 image_id=int(i),
                 file_name=f'{i:012d}.png',
-                segments_info=[
-                    dict(id=int(j) + 1, category_id=int(j) + 1, area=round(s[j] * 10000)) for j in np.flatnonzero(s)
-                ],
+                segments_info=[segment(int(j) + 1, round(s[j] * 10000)) for j in np.flatnonzero(s)],
             )
             for i, s in zip(scenes.ids, scenes.share)
         ],

@@ -40,6 +40,14 @@ tiny = load_backbone('tiny', device='cpu')
         ('binary.txt', bytes(range(128, 256)), 'cannot be read as a vocabulary'),
         ('odd.csv', b'Label,Name\na,b\n', 'DisplayName'),
         ('empty.csv', b'', 'cannot be read as a vocabulary'),
+        ('wide.txt', 'cat\ndog\n'.encode('utf-16'), 'UTF-16: save it as UTF-8'),
+        ('zero.txt', b'cat\ndo\0g\n', 'line 2: has a byte of zero.*: give a text file'),
+        ('zero.csv', b'DisplayName\nca\0t\n', 'line 2: has a byte of zero'),
+        ('twice.csv', b'DisplayName,DisplayName\na,b\n', 'line 1: needs DisplayName once'),
+        ('long.csv', b'Label,DisplayName\na,cat\nb,dog, big\n', 'line 3: needs 2 cells'),
+        ('short.csv', b'Label,DisplayName\na,cat\nb\n', 'line 3: needs 2 cells'),
+        ('quote.csv', b'Label,DisplayName\na,"cat\nb,dog"\n', 'line 3: .* is a quote not closed'),
+        ('quote2.csv', b'Label,DisplayName\na,"cat\nb,dog\n', 'cannot be read as a vocabulary'),
     ],
 )
 def test_a_vocabulary_that_is_none(tmp_path, name, content, words):
@@ -51,6 +59,16 @@ def test_a_vocabulary_that_is_none(tmp_path, name, content, words):
 def test_names_come_once_and_without_dollars(tmp_path):
     (tmp_path / 'v.txt').write_text(' boat \nboat\nUS$ bill\n\ncat  tree\n', encoding='utf-8')
     assert S.read_concepts(str(tmp_path / 'v.txt')) == ['boat', 'US dollar bill', 'cat tree']
+
+
+@pytest.mark.parametrize('mark', [b'', b'\xef\xbb\xbf'])
+def test_numbers_and_words_for_nothing_are_names(tmp_path, mark):
+    names = ['7', '1e5', 'None', 'null', 'NA', 'nan', 'true', 'pick-up, red', "'Nduja"]
+    (tmp_path / 'v.txt').write_bytes(mark + '\n'.join(names).encode())
+    rows = [f'{i},"{name}"' for i, name in enumerate(names)]
+    (tmp_path / 'v.csv').write_bytes(mark + '\r\n'.join(['Label,DisplayName', *rows, '']).encode())
+    for form in ('txt', 'csv'):
+        assert S.read_concepts(str(tmp_path / f'v.{form}')) == names
 
 
 @pytest.mark.data

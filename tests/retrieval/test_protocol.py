@@ -187,8 +187,24 @@ def test_a_target_or_an_image_of_a_gallery_that_is_named_twice(given, said):
         small_task(**given)
 
 
-def test_a_distractor_that_a_query_repeats_counts_twice():
-    assert len(small_task(['b'], ['b', 'c', 'c'])) == 1  # released templates of GeneCIS have such galleries
+def test_a_distractor_that_a_query_repeats_is_ranked_twice_and_the_protocol_says_so():
+    "Released templates of GeneCIS have such galleries."
+    once, twice = small_task(['b'], ['b', 'c', 'd']), small_task(['b'], ['b', 'c', 'c'])
+    assert (once.protocol.repeats, twice.protocol.repeats) == (0, 1)
+    assert 'name an image twice: 1' in str(twice.protocol) and 'twice' not in str(once.protocol)
+    assert twice.protocol.hash == replace(twice.protocol, repeats=0).hash != once.protocol.hash
+    vectors = {i: np.eye(6, dtype=np.float32)[n] for n, i in enumerate('abc')}
+    per_query, _ = evaluate(method(image, Vectors(vectors, {'': np.zeros(6, np.float32)})), twice, ks=(1, 2))
+    assert per_query.gallery_size.tolist() == [3]
+
+
+def test_the_number_of_galleries_with_a_repeated_image_is_that_of_the_queries_that_are_left():
+    rows = [(f'q{i}', 'r', '', ['t'], ['t', f'd{i}', f'd{i}' if i < 2 else 'e']) for i in range(4)]
+    columns = ['query_id', 'reference', 'condition', 'targets', 'gallery']
+    task = Task('b', 't', pd.DataFrame(rows, columns=columns), None, Protocol('b'), key='key')
+    assert task.protocol.repeats == 2 and task.restrict({*task.images} - {'d0'}).protocol.repeats == 1
+    shared = small_task(['b'], shared=['b', 'c'])
+    assert shared.protocol.repeats == 0
 
 
 def test_nan_features_name_the_query():
