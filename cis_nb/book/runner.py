@@ -66,6 +66,7 @@ FILES_READ = {  # of a finished experiment, which the pages read -> how
 
 @lru_cache(maxsize=None)
 def _unreadable(path: Path, size: int, mtime: int) -> str:
+    "The same, for a file as it is now."
     try:
         FILES_READ[path.name](regular(path))
     except Exception as e:
@@ -82,6 +83,7 @@ def unreadable(path: Path) -> str:
 
 
 def _damaged_records(e: Experiment) -> str:
+    "What is wrong with the records of an experiment; '' for nothing."
     return '; '.join(filter(None, (read_record(e.folder / name)[1] for name in RECORDS)))
 
 

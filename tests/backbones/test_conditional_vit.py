@@ -183,7 +183,7 @@ def test_a_file_that_fits_no_kind_of_model_names_the_missing_keys(tmp_path):
     with pytest.raises(ValueError, match='noted.*1 missing: c_embedding.weight'):
         V.read_condvit(file)
     save_file(tensors, file, metadata=dict(condition='words'))
-    with pytest.raises(ValueError, match="condition: 'words' is none of category, text, none"):
+    with pytest.raises(ValueError, match="condition is 'words': input should be 'category', 'text' or 'none'"):
         V.read_condvit(file)
 
 
