@@ -23,7 +23,7 @@ from cis_nb.experiments.comparison import (
     UNTRAINED,
     compare,
     by_question,
-    format_difference,
+    format_interval,
     format_uncertainty,
     over_seeds,
 )
@@ -169,7 +169,7 @@ KEPT_GROCERY = KEPT / 'grocery_photographs.csv'  # the table of a run on photogr
 
 def table_with_leads(table: pd.DataFrame, leads: dict, titles: dict, groups: dict) -> pd.DataFrame:
     "`grocery_table` with the difference of CondViT to each rival {group: {method: comparison}}; titles of both."
-    said = {g: {titles[m]: format_difference(c) for m, c in found.items()} for g, found in leads.items()}
+    said = {g: {titles[m]: format_interval(c) for m, c in found.items()} for g, found in leads.items()}
     differences = {f'CondViT − method, {groups[g]}': [said[g].get(m, '') for m in table.method] for g in leads}
     return table.assign(**differences)
 
