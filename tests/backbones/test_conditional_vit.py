@@ -222,7 +222,6 @@ def small_file(tmp_path_factory):
         ('c_proj.weight', (), r'\(128, C\)'),
         ('conv1.weight', (), r'\(width, 3, patch, patch\)'),
         ('conv1.weight', (32, 3, 16, 16), r'\(width, 3, patch, patch\) with a width that is a multiple of 64'),
-        ('conv1.weight', (128, 3, 0, 0), r'\(width, 3, patch, patch\)'),
         ('conv1.weight', (128, 3, 16, 8), r'\(width, 3, patch, patch\)'),
         ('conv1.weight', (128, 1, 16, 16), r'\(width, 3, patch, patch\)'),
     ],
@@ -234,6 +233,14 @@ def test_a_tensor_whose_shape_means_no_vit_is_named(small_file, tmp_path, key, s
         ValueError, match=rf'odd.safetensors: no CondViT: {re.escape(f"{key} has the shape {shape}")}; ne.*{needed}'
     ):
         V.read_condvit(file)
+
+
+def test_a_tensor_without_numbers_is_named(small_file, tmp_path):
+    save_file(load_file(small_file) | {'conv1.weight': torch.zeros(128, 3, 0, 0)}, tmp_path / 'odd.safetensors')
+    with pytest.raises(
+        ValueError, match=r'odd.safetensors: conv1.weight is not a dense tensor .*shape \(128, 3, 0, 0\)'
+    ):
+        V.read_condvit(tmp_path / 'odd.safetensors')
 
 
 @pytest.mark.parametrize(

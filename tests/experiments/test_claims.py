@@ -251,7 +251,7 @@ def test_verdicts_on_noise_and_on_unseen_nouns_come_from_the_pages_that_test_the
     assert {verdicts.verdict[i] for i in ('N10', 'N11')} <= {'undecided', 'not reproduced'}
     assert 'not tested: all six noise distributions' in verdicts.effect['N10']
     assert 'gap of pseudo-words' in verdicts.effect['N11'] and sources['N10'].startswith('07_ablations/modality_gap')
-    assert 'boat, cat, which no part has seen, backbone included, ' in verdicts.effect['G12']
+    assert 'boat, cat, which no part has seen, backbone included (19 queries of 1 noun), ' in verdicts.effect['G12']
 
 
 def test_the_full_book_reads_the_receipts_of_all_pages_that_test_claims():
