@@ -31,6 +31,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
+from .findings import kept_findings
 from .processes import running_module
 from .runner import contents, damage, done, heading, unreadable
 from .. import api
@@ -292,6 +293,7 @@ def run_line(e, state: tuple, nb: dict) -> str:
         warnings=warnings_of(nb),
         again=made.get('again', ''),
         headline=read_headline(e),
+        kept=kept_findings(e.chapter, e.profile),
         links=[(text, f'{up}runs/{e.name}/{file}') for text, file in RUN_FILES if (e.folder / file).exists()],
         traceback=json_or_empty(e.folder / 'failed.json').get('traceback', []),
     )
@@ -382,9 +384,10 @@ def other_experiment(chapter: str) -> str:  # 'profile name', '' for none
     return ''
 
 
-def _source_page(chapter: str, docs: dict) -> dict:
+def _source_page(chapter: str, profile: str, docs: dict) -> dict:
     "The page of a chapter that the profile does not run."
-    line = render_template('not_run', experiment=other_experiment(chapter))
+    kept = kept_findings(chapter, profile)
+    line = render_template('not_run', experiment=other_experiment(chapter), kept=kept)
     return notebook_page(read_notebook(notebooks()[chapter]), docs, line, chapter=chapter, name=chapter)
 
 # %% ../../nbs/10_book/01_site.ipynb #b9a786ff
@@ -398,7 +401,7 @@ def _about_page(docs: dict) -> dict:
     return notebook_page(nb, docs, chapter='index', name='about')
 
 
-def pages(found: dict, states: dict) -> dict:  # name of a page -> notebook
+def pages(found: dict, states: dict, profile: str) -> dict:  # name of a page -> notebook
     "All pages made from notebooks."
     by_chapter = {chapter: [e for e in found.values() if e.chapter == chapter] for chapter in notebooks()}
     docs = {e.name: e.name for e in found.values()} | {'index': 'about'}
@@ -407,7 +410,7 @@ def pages(found: dict, states: dict) -> dict:  # name of a page -> notebook
     for chapter, es in by_chapter.items():
         out |= {e.name: _experiment_page(e, states[e.name], docs) for e in es}
         if not es:
-            out[chapter] = _source_page(chapter, docs)
+            out[chapter] = _source_page(chapter, profile, docs)
     return out
 
 # %% ../../nbs/10_book/01_site.ipynb #a49b873a
@@ -526,6 +529,14 @@ def _title(name: str, found: dict) -> str:
     return page_title(found[name]) if name in found else heading(read_notebook(notebooks()[name]))[0] or name
 
 # %% ../../nbs/10_book/01_site.ipynb #e1e55095
+def _kept_row(chapter: str, profile: str) -> dict:
+    "The values of a row that depend on runs, for a chapter that the profile does not run."
+    row = dict(headline='', reason='', seconds=None, state='missing', label=f'not in {profile}')
+    for kept in kept_findings(chapter, profile)[:1]:
+        row |= dict(headline=kept['finding'], seconds=kept['seconds'], label=f'{kept["profile"]}, {kept["date"]}')
+    return row
+
+
 def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
     "The values of a chapter's row on the front page."
     e = found.get(name)
@@ -533,7 +544,7 @@ def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
     subtitle = heading(read_notebook(notebooks()[chapter]))[1]
     row = dict(name=name, title=_title(name, found), subtitle=subtitle, in_profile=e is not None)
     if e is None:
-        return row | dict(headline='', reason='', seconds=None, state='missing', label=f'not in {profile}')
+        return row | _kept_row(chapter, profile)
     state, why = states[name]
     headline = json_or_empty(e.receipt).get('headline', '')
     return row | dict(
@@ -902,7 +913,7 @@ def _write_sources(profile: str, found: dict, states: dict, wall: float, src: Pa
     "Write all that Sphinx reads."
     shutil.rmtree(src, ignore_errors=True)
     shutil.copytree(ASSETS, src, ignore=shutil.ignore_patterns('__pycache__', 'templates'))
-    all_pages = pages(found, states)
+    all_pages = pages(found, states, profile)
     for name, nb in all_pages.items():
         (src / f'{name}.ipynb').parent.mkdir(parents=True, exist_ok=True)
         (src / f'{name}.ipynb').write_text(json.dumps(nb, sort_keys=True), encoding='utf-8')
