@@ -15,13 +15,13 @@ __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'ORDER_NOTE', '
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
 from importlib.resources import files
-from math import ceil, erfc
+from math import ceil
 import numpy as np
 import pandas as pd
 from .. import api
 from ..core.plotting import forest
 from ..methods.late_fusion import BASELINES, ONE_WEIGHT
-from ..retrieval.statistics import families_of, hierarchical_bootstrap, holm
+from ..retrieval.statistics import families_of, hierarchical_bootstrap, holm, interval_over_seeds
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #8161f37f
 UNTRAINED = -1  # in the column `seed`
@@ -88,12 +88,17 @@ def _grouped_by_seeds(wide: pd.DataFrame, weights: dict) -> dict:  # seeds -> (Q
     return parts
 
 
+def _task_means(values, tasks) -> np.ndarray:  # (Q,S) -> (S,)
+    "Mean over tasks of the mean over queries, for each seed."
+    return pd.DataFrame(values).groupby(np.asarray(tasks)).mean().mean().to_numpy()
+
+
 def _alone(parts: dict, drawn: list, tasks) -> dict:  # by_seed, seed_intervals
     "The weighted sum for each training seed with its own interval, if all trained methods have the same seeds."
     trained = [s for s in parts if s != (UNTRAINED,)]
     if len(trained) != 1:
         return dict(by_seed=[], seed_intervals=[])
-    values = pd.DataFrame(sum(parts.values())).groupby(np.asarray(tasks)).mean().mean().tolist()
+    values = _task_means(sum(parts.values()), tasks).tolist()
     low_high = np.quantile(np.round(sum(drawn), 9), [0.025, 0.975], axis=0)
     return dict(by_seed=values, seed_intervals=low_high.T.tolist())
 
@@ -110,9 +115,8 @@ def contrast(
 ) -> dict:  # diff, low, high, p, n, seeds, by_seed, seed_intervals, query_sd, key
     """A weighted sum of methods' task means of R@`k` in points, and its 95 % interval over seeds and queries.
 
-    `p`: two-sided, by the normal distribution with the resampled deviation; `seeds`: how many the trained methods have,
-    0 without; `by_seed`: the sum for each; `seed_intervals`: 95 % over the queries of each seed alone; `query_sd`: the
-    deviation by queries alone."""
+    `low`, `high`, `p`: as `interval_over_seeds`; `seeds`: how many the trained methods have, 0 without; `by_seed`: the
+    sum for each; `seed_intervals`: 95 % over the queries of each seed alone; `query_sd`: the deviation by queries alone."""
     mine = per_query[per_query.method.isin(weights) & (True if tasks is None else per_query.task.isin(tasks))]
     about = ['draw', 'task', 'query_id', *({'reference', 'family'} & set(mine))]
     wide = hits_by_seed(mine, k, of)
@@ -121,8 +125,9 @@ def contrast(
     parts = _grouped_by_seeds(wide, weights)
     diff, means, drawn = hierarchical_bootstrap(list(parts.values()), n, seed, q.task, family)
     diff, means, by_query = (np.round(x, 9) for x in (diff, means, sum(d.mean(1) for d in drawn)))
-    low, high = np.quantile(means, [0.025, 0.975])  # equal methods differ by zero
-    p, alone = erfc(abs(diff) / means.std() / 2**0.5) if means.std() else float(not diff), _alone(parts, drawn, q.task)
+    of_seeds = [np.round(_task_means(v, q.task), 9) for v in parts.values()]
+    low, high, p = interval_over_seeds(diff, means, of_seeds)  # equal methods differ by zero
+    alone = _alone(parts, drawn, q.task)
     if pd.Series(family).groupby(q.task).nunique().min() < 2:  # the variance between families is unknown
         low, high, p = -100.0, 100.0, 1.0
         alone['seed_intervals'] = [[low, high] for _ in alone['by_seed']]
@@ -227,7 +232,7 @@ def format_difference(c: dict, said=verdict) -> str:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #05102870
 ORDER_NOTE = 'Compare the order of methods, not the values; the order may also differ from that of the papers'
-SEEDS_NOTE = 'behind a verdict: in how many of the seeds its own interval lies on the side of zero of the difference'
+SEEDS_NOTE = '2/3: in 2 of 3 seeds the interval of that seed alone excludes zero, on the side of the difference'
 
 
 def brief_difference(c: dict, said=verdict) -> str:
@@ -251,14 +256,15 @@ def in_families(sizes: set, n: int) -> str:
     if sizes == {n}:
         return f'{n} comparison{"s" * (n > 1)}'
     of = f'{min(sizes)} to {max(sizes)}' if len(sizes) > 1 else f'{max(sizes)}'
-    return f'each method, kind of rival and column ({of} of {n} comparisons)'
+    return f'each method, kind of rival and column (groups of {of} comparisons, {n} in all)'
 
 
 def doubt_note(found) -> str:
     "What the intervals of some comparisons hold, and how many were corrected, for below a table or figure."
     found = list(found)
     few = [c['seeds'] for c in found if 0 < c['seeds'] < LEAST_SEEDS]
-    over = 'seeds and references' if any(c['seeds'] > 1 for c in found) else 'references'
+    several = any(c['seeds'] > 1 for c in found)
+    over = 'seeds and references, widened by Student’s distribution for few seeds' if several else 'references'
     words = [f'95 % intervals by a hierarchical bootstrap over {over}']
     if sizes := {c['family'] for c in found if 'p_corrected' in c}:
         words.append(f'Holm’s correction for {in_families(sizes, len(found))}')

@@ -13,7 +13,6 @@ __all__ = ['NOISE_TITLES', 'SHIFTS', 'ALL_NOISES', 'noise_distributions', 'best_
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #2df4a3e9
 from dataclasses import dataclass
-from math import erfc
 
 import numpy as np
 import pandas as pd
@@ -51,7 +50,7 @@ from cis_nb.experiments.sweeps import (
 from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, LinCIRPlugin, sample_noise
 from ..methods.baselines import FeatureMethod
-from ..retrieval.statistics import seed_shares
+from ..retrieval.statistics import interval_over_seeds, seed_shares
 from ..retrieval.protocol import Task, evaluate
 from ..train import settings
 from ..world.texts import text_file
@@ -300,10 +299,9 @@ def gap_differences(
         apart.append(100 * (wide - narrow))
     apart = np.array(apart)  # (S,500)
     means = (seed_shares(len(apart), apart.shape[1], np.random.default_rng(seed)).T * apart).sum(0)
-    low, high = np.percentile(means, [2.5, 97.5])
-    p = erfc(abs(apart.mean()) / means.std() / 2**0.5) if means.std() else float(not apart.mean())
+    low, high, p = interval_over_seeds(apart.mean(), means, [apart.mean(1)])
     alone = dict(by_seed=apart.mean(1).tolist(), seed_intervals=np.percentile(apart, [2.5, 97.5], axis=1).T.tolist())
-    return dict(diff=float(apart.mean()), low=float(low), high=float(high), p=p, **alone)
+    return dict(diff=float(apart.mean()), low=low, high=high, p=p, **alone)
 
 
 def width(c: dict) -> str:

@@ -86,7 +86,7 @@ from ..methods.combiner_products import ProductCombinerMethod
 from ..methods.condvit import FILTERED_TASK, CondViTMethod, product_task, published_condvit
 from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
 from ..retrieval.protocol import Benchmark, evaluate, first_images, rank_task, task_methods
-from ..retrieval.statistics import bootstrap_ci, families_of, seed_shares
+from ..retrieval.statistics import bootstrap_ci, families_of, interval_over_seeds, seed_shares
 from ..world.lrvsf import LRVSF_SIDE, VAL_DISTRACTORS, is_drawn, parse_address, visible_shares_of
 from ..world.wardrobe import Product
 
@@ -1235,8 +1235,9 @@ def slope_interval(x, y, families, weights=(1,), n: int = 1000, seed: int = 0) -
     shares = seed_shares(len(sums), n, rng)  # (n,S)
     times = rng.multinomial(n_families, np.full(n_families, 1 / n_families), n)  # (n,F)
     drawn = np.einsum('ns,skn->kn', shares, sums @ times.T)
-    low, high = np.nanquantile(slope(drawn), [0.025, 0.975])
-    return dict(diff=float(slope(sums.mean(0).sum(1))), low=float(low), high=float(high))
+    diff, of_seeds = float(slope(sums.mean(0).sum(1))), [slope(s.sum(1)) for s in sums]
+    low, high, _ = interval_over_seeds(diff, slope(drawn), [of_seeds])
+    return dict(diff=diff, low=low, high=high)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #98954c06
 def area_slopes(lines: pd.DataFrame, weights: dict, areas: pd.Series, seed: int = 0) -> dict:  # as `slope_interval`
