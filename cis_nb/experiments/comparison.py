@@ -116,7 +116,7 @@ def contrast(
     """A weighted sum of methods' task means of R@`k` in points, and its 95 % interval over seeds and queries.
 
     `low`, `high`, `p`: as `interval_over_seeds`; `seeds`: how many the trained methods have, 0 without; `by_seed`: the
-    sum for each; `seed_intervals`: 95 % over the queries of each seed alone; `query_sd`: the deviation by queries alone."""
+    sum for each; `seed_intervals`: 95 % over the queries of each seed alone; `query_sd`: the deviation by queries."""
     mine = per_query[per_query.method.isin(weights) & (True if tasks is None else per_query.task.isin(tasks))]
     about = ['draw', 'task', 'query_id', *({'reference', 'family'} & set(mine))]
     wide = hits_by_seed(mine, k, of)
