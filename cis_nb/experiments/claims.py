@@ -12,12 +12,12 @@ __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'B
            'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
            'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
            'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
-           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'judge', 'sibling_receipt', 'JudgedRun',
-           'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder', 'judge_book',
-           'verdict_counts', 'verdict_finding', 'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines',
-           'folded_own', 'badge_style', 'with_markup', 'tested_claims', 'judged_lines', 'claims_by_paper',
-           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'claims_tested_elsewhere',
-           'waiting_claims']
+           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
+           'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
+           'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'verdict_finding', 'verdict_bars',
+           'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style', 'with_markup',
+           'tested_claims', 'judged_lines', 'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest',
+           'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import os
@@ -76,8 +76,8 @@ TESTED_BY = {
     'quick/06_evaluation/compodiff': 'C08',
     'full/06_evaluation/compodiff': 'C01 C03 C06 C07 C19',
     'full/07_ablations/guidance': 'C14',
-    'full/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
-    'full/06_evaluation/pseudo_words_genecis': 'N06',
+    'quick/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
+    'quick/06_evaluation/pseudo_words_genecis': 'N06',
     'full/07_ablations/modality_gap': 'N10 N11',
     'full/07_ablations/masking': 'N14 N15 N16',
     'full/07_ablations/supervision': 'N12 N13 N18 N19',
@@ -129,7 +129,7 @@ def waits_for() -> dict:  # claim -> what
 
 TESTED = sorted(by_claim(TESTED_BY))  # the others wait
 TESTING_PAGE = {i: e.split('/', 1)[1] for i, e in by_claim(TESTED_BY).items()}  # claim -> experiment, in any profile
-IN_FULL, NOT_HERE = NOT_TESTED = 'tested in the profile full', 'not testable here'  # verdicts without a test
+IN_FULL, NOT_HERE = NOT_TESTED = 'needs the profile full', 'not testable here'  # verdicts without a test
 WAITS = 'waits for data or weights'  # another one
 
 
@@ -520,6 +520,14 @@ def waiting_outcome(what: str, lines=()) -> Outcome:
     return Outcome('; '.join([f'waits for {what}', *own]), WAITS, list(lines))
 
 
+def why_not_tested(claim: str) -> str:
+    "Why there is no evidence on a claim that a page of the book tests."
+    page = TESTING_PAGE[claim]
+    if claim in tests_in(os.environ.get('CIS_PROFILE', 'quick')):
+        return f'{page} in this profile lacks the trainings that it needs'
+    return f'{page} tests it; this profile leaves that page out'
+
+
 def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id, effect, verdict, comparisons
     """Verdicts on all claims; `evidence` (claim -> comparisons, or why there are none) comes from the receipts of
     other chapters."""
@@ -529,11 +537,7 @@ def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id,
     found = {i: judge_one(test, tasks, needs, evidence.get(i, [])) for i, (test, needs) in ours.items()}
     found |= {i: judge_one(lambda c=c: c, set()) for i, c in evidence.items() if i not in ours}
     found |= {i: waiting_outcome(what, found[i].comparisons if i in found else ()) for i, what in waiting.items()}
-    found |= {
-        i: Outcome('needs longer trainings, or a page that this profile leaves out', NOT_HERE)
-        for i in TESTED
-        if i not in found
-    }
+    found |= {i: Outcome(why_not_tested(i), NOT_HERE) for i in TESTED if i not in found}
     rows = [(i, e, verdict_without_test(i) if v == NOT_HERE else v, c) for i, (e, v, c) in found.items()]
     return (
         claims()
@@ -641,13 +645,24 @@ def verdict_counts(verdicts: pd.DataFrame) -> pd.DataFrame:  # one row a paper, 
     return table.reindex(index=list(PAPERS), columns=list(VERDICT_FILLS), fill_value=0)
 
 
+def own_comparisons_of_untested(
+    verdicts: pd.DataFrame,
+) -> tuple:  # claims, those that one of the comparisons contradicts
+    "The claims without a test that have own comparisons of this book, and those with an interval below zero."
+    untested = verdicts.comparisons[verdicts.verdict.isin([*NOT_TESTED, WAITS])]
+    own = [lines for lines in (with_role(c, OWN_COMPARISON) for c in untested) if lines]
+    return len(own), sum(any(c['high'] < 0 for c in lines) for lines in own)
+
+
 def verdict_finding(verdicts: pd.DataFrame) -> str:
     "The number of claims with each verdict, in one line."
     n = verdict_counts(verdicts).sum()
     judged = [f'{n[v]} {v}' for v in [*JUDGED_HERE, *NOT_TESTED] if n[v]]
+    own, against = own_comparisons_of_untested(verdicts)
+    beside = f'; of {own} with only own comparisons of this book, {against} have one that lies below zero' * bool(own)
     return (
         f'{", ".join(judged)}; apart from these, {n[CERTAIN]} hold by construction or arithmetic;'
-        f' {n[WAITS]} of {len(verdicts)} claims wait for data or weights'
+        f' {n[WAITS]} of {len(verdicts)} claims wait for data or weights{beside}'
     )
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #6b1dd883
@@ -656,6 +671,8 @@ def verdict_bars(counts: pd.DataFrame):
     fig, ax = page(2.7)
     left = np.zeros(len(counts))
     for v, fill in VERDICT_FILLS.items():
+        if not counts[v].any():
+            continue
         bars = ax.barh([PAPERS[p] for p in counts.index], counts[v], left=left, color=color(fill), label=v, height=0.62)
         ink = 'k' if v in WITH_DARK_INK else 'w'
         labels = [str(n) if n else '' for n in counts[v]]

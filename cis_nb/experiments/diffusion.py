@@ -89,6 +89,7 @@ from cis_nb.experiments.entries import (
     Entry,
     cached,
     compared_methods,
+    kept_step,
     known_as,
     read_cached,
     trained_entries,
@@ -480,7 +481,7 @@ def mix_in_words(given: dict) -> str:
 
 
 def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
-    "A row for each trained method: what it learned from, steps, batch, mix of tasks, seeds."
+    "A row for each trained method: what it learned from, steps and those kept by validation, batch, tasks, seeds."
     runs, rows = {}, []
     for e in [e for e in run.entries if e.run and not isinstance(e.method, ReRanker)]:
         runs.setdefault(e.name, []).append(e)
@@ -488,6 +489,7 @@ def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
         given = manifest(same[0].run)['params']
         source, samples = api.get('method', given['method']).trained_on(given)
         about = dict(method=same[0].title, learns_from=source, samples=samples, steps=f'{given["steps"]:,}')
+        about |= dict(kept_steps=' / '.join(kept_step(e.run) for e in same))
         start = Path(given['start']).name if isinstance(same[0].method, CompoDiffMethod) else ''
         about |= dict(batch=given['batch_size'], start=start or '–') | {MIX: mix_in_words(given)}
         rows.append(about | dict(seeds=', '.join(str(e.seed) for e in same)))

@@ -102,6 +102,7 @@ from cis_nb.experiments.diffusion import (
 from cis_nb.experiments.entries import (
     Entry,
     compared_methods,
+    kept_step,
     trained_entries,
     training_config,
     training_parameters,
@@ -517,11 +518,15 @@ def tuning_note(p: dict, run: SampledRun) -> str:
 
 
 def steps_note(p: dict, run: MatrixRun) -> str:
-    "One line on the sampler and the training."
+    "One line on the sampler and the training, and for which number of steps its validation chose the weights."
     m, c = run.entries[-1].method, settings(training_parameters(p['training']), p['training'])
+    runs = dict.fromkeys(e.run for e in run.entries if e.run)
+    n = c.sampling_steps
     return (
         f'{c.backbone}; {m.samples} sample(s) a query; training of {c.steps:,} steps of {c.batch_size};'
-        f' seeds {", ".join(map(str, p["seeds"]))}; medians of {p["repeats"]} measurements'
+        f' seeds {", ".join(map(str, p["seeds"]))}; validation with {n} step{"s" * (n > 1)} of the sampler kept the'
+        f' weights of step {" / ".join(map(kept_step, runs))}, which favours that number;'
+        f' medians of {p["repeats"]} measurements'
     )
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000027

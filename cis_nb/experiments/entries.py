@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIFF', 'BRIEF_SYNTHETIC', 'BRIEF', 'CONTROL_TITLES',
-           'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'known_as', 'untrained_method',
-           'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries', 'at_start',
-           'control_entries', 'with_controls', 'compared_methods', 'judged_pairs', 'prompts_in_words', 'cached',
-           'read_cached']
+           'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'known_as',
+           'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
+           'at_start', 'control_entries', 'with_controls', 'compared_methods', 'judged_pairs', 'prompts_in_words',
+           'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,6 +111,12 @@ class Entry:
     def backbone(self):
         "The backbone that the method owns."
         return self.method.backbone
+
+
+def kept_step(run) -> str:
+    "The step whose weights the validation of a run kept; – for a run without validation."
+    best = Path(run) / 'best.json'
+    return f'{json.loads(best.read_text())["step"]:,}' if best.exists() else '–'
 
 
 def known_as(entry: Entry) -> str:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'KEPT_GROCERY', 'grocery_trainings', 'chosen_sum', 'grouped_lines', 'GroceryRun', 'run_grocery',
-           'grocery_table', 'table_with_leads', 'shelf_figure', 'ask_for_another', 'condition_strips']
+           'grocery_table', 'table_with_leads', 'photographs_line', 'shelf_figure', 'ask_for_another',
+           'condition_strips']
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #be6639cf
 from dataclasses import dataclass, replace
@@ -172,6 +173,17 @@ def table_with_leads(table: pd.DataFrame, leads: dict, titles: dict, groups: dic
     said = {g: {titles[m]: format_interval(c) for m, c in found.items()} for g, found in leads.items()}
     differences = {f'CondViT − method, {groups[g]}': [said[g].get(m, '') for m in table.method] for g in leads}
     return table.assign(**differences)
+
+
+def photographs_line(kept: pd.DataFrame) -> str:
+    "What a table of `table_with_leads` says of CondViT and each ViT, filtered or not, in words."
+    leads = {c: c.removeprefix('CondViT − method, ') for c in kept if c.startswith('CondViT − method, ')}
+    vits = kept[kept.method.str.startswith('ViT')]
+    found = [
+        f'{r.method}: {", ".join(f"{group} {r[column]}" for column, group in leads.items())}'
+        for r in (row for _, row in vits.iterrows())
+    ]
+    return f'CondViT (category) minus {"; minus ".join(found)}'
 
 
 def shelf_figure(run: GroceryRun, methods: list):

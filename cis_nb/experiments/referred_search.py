@@ -24,7 +24,6 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES'
            'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,7 +79,15 @@ from cis_nb.experiments.comparison import (
     verdict,
 )
 from ..methods.late_fusion import LateFusion, TunedProduct, TunedSum, fusion_notes
-from .entries import Entry, cached, compared_methods, known_as, read_cached, trained_entries
+from cis_nb.experiments.entries import (
+    Entry,
+    cached,
+    compared_methods,
+    kept_step,
+    known_as,
+    read_cached,
+    trained_entries,
+)
 from .examples import best_median_worst, ranking_strip
 from ..methods.combiner_products import ProductCombinerMethod
 from ..methods.condvit import FILTERED_TASK, CondViTMethod, product_task, published_condvit
@@ -420,12 +427,6 @@ def _condition_of(given: dict) -> str:
         return 'caption, without products'
     return CONDITION_OF_TASK.get(given['condition'], given['condition'])
 
-
-def _kept_step(run: Path) -> str:
-    "The step whose weights a run has kept."
-    best = run / 'best.json'
-    return f'{json.loads(best.read_text())["step"]:,}' if best.exists() else '–'
-
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #c99f6b7e
 def _tower_steps(given: dict) -> str:
     "The steps in which a training changes all of the image encoder, or the towers that it tunes."
@@ -449,7 +450,7 @@ def training_budgets(entries: list, filtered=()) -> pd.DataFrame:
             runs.setdefault(e.name, []).append(e)
     rows = []
     for same in runs.values():
-        given, kept = manifest(same[0].run)['params'], [_kept_step(Path(e.run)) for e in same]
+        given, kept = manifest(same[0].run)['params'], [kept_step(e.run) for e in same]
         source, samples = api.get('method', given['method']).trained_on(given)
         if 'world_images' in given:
             samples = f'captions of {given["world_images"]:,} images'
@@ -458,7 +459,7 @@ def training_budgets(entries: list, filtered=()) -> pd.DataFrame:
         rates |= dict(tower_steps=_tower_steps(given), first_scale=_first_scale(given))
         chosen = dict(validation_products=given.get('val_samples', '–'), kept_steps=' / '.join(kept))
         if filtered:
-            among = [_kept_step(Path(e.run) / FILTERED_TASK) for e in same if e.name in filtered]
+            among = [kept_step(Path(e.run) / FILTERED_TASK) for e in same if e.name in filtered]
             chosen['kept_steps_under_the_filter'] = ' / '.join(among) or '–'
         rows.append(learns | rates | chosen)
     return pd.DataFrame(rows).rename(columns=lambda c: {'lr': 'learning rate'}.get(c, c.replace('_', ' ')))

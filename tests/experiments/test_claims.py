@@ -46,7 +46,7 @@ def test_a_claim_without_a_test_says_what_kind_of_thing_it_waits_for(tmp_path):
     found = cl.judge(planted(8), tmp_path).set_index('id').verdict
     assert (found['N02'], found['N12'], found['C02']) == (
         'waits for data or weights',
-        'tested in the profile full',
+        'needs the profile full',
         'waits for data or weights',
     )
 

@@ -237,7 +237,8 @@ def test_doubt_by_few_seeds_is_said():
 def test_the_mean_over_seeds_is_what_is_compared():
     t = seeded([4, 8])
     c = cp.compare(t, 'combiner', 'image_text')
-    assert c['diff'] == pytest.approx(6) and c['n'] == 1000 and c['low'] > 0
+    assert c['diff'] == pytest.approx(6) and c['n'] == 1000
+    assert c['low'] < 0 < cp.compare(seeded([5, 6, 7]), 'combiner', 'image_text')['low']  # two seeds, four points apart
 
 
 def test_a_seed_that_has_not_answered_all_is_an_error():
