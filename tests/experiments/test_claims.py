@@ -314,3 +314,11 @@ def test_built_templates_make_the_sets_certain_and_released_ones_test_them(tmp_p
     (tmp_path / 'genecis').mkdir()
     (tmp_path / 'genecis/focus_object.json').write_text('[]')
     assert [said(n).verdict for n in (40, 200, 390)] == ['reproduced', 'undecided', 'not reproduced']
+
+
+@pytest.mark.parametrize('profile', ['quick', 'full'])
+def test_the_claims_page_reads_every_page_of_its_profile_that_tests_a_claim(profile):
+    given = yaml.safe_load((ROOT / f"params/{profile}/09_claims/claims.yaml").read_text())
+    read = {given['evaluation'], given['composed_sets'], *given['others'], '09_claims/claims'}
+    testing = {page for page in cl.TESTING_PAGE.values() if (ROOT / 'params' / profile / f'{page}.yaml').exists()}
+    assert testing <= read
