@@ -26,10 +26,10 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SEN
            'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
            'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference',
            'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'against_baselines',
-           'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
-           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
-           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
+           'strongest_note', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding',
+           'compodiff_reading', 'control_evidence', 'pair_line', 'zero_shot_evidence', 'claimed_metric',
+           'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -1566,10 +1566,24 @@ def tuned_words(run: MatrixRun, found: dict) -> list:  # of str
     return said
 
 
+def strongest_pairs(run: MatrixRun, found: dict) -> list:  # of (benchmark, baseline), keys of `found`
+    "The baseline that validation queries name for each benchmark, where stage 2 is compared with it."
+    named = [(name, strongest_on(run, name)) for name in dict.fromkeys(name for name, _ in found)]
+    return [pair for pair in named if pair in found]
+
+
+def strongest_note(run: MatrixRun, found: dict) -> str:
+    "Which baseline `against_baselines` takes on which benchmarks, for below a table."
+    chosen = {}
+    for name, rival in strongest_pairs(run, found):
+        chosen.setdefault(run.titles[rival], []).append(main_metric(name, run.results).title)
+    said = '; '.join(f'{title} ({", ".join(metrics)})' for title, metrics in chosen.items())
+    return f'strongest baseline by validation queries, where there are none Image + Text: {said}'
+
+
 def against_baselines(run: MatrixRun, found: dict) -> str:
     "On how many benchmarks stage 2 is better and worse than the baseline that validation queries name there."
-    strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for name, _ in found)}
-    said = [verdict(found[pair]) for pair in strongest.items() if pair in found]
+    said = [verdict(found[pair]) for pair in strongest_pairs(run, found)]
     better, worse = said.count('better'), said.count('worse')
     return f'against the strongest baseline of each benchmark better on {better} of {len(said)}, worse on {worse}'
 
@@ -1605,7 +1619,7 @@ def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict,
         'localisation by a mask': masked[ZERO_SHOT, 'mask', 'none', 'localised'],
     }
     if placed:
-        acts['of two drawn edits that in the mask first'] = placed[ZERO_SHOT, 'mask', 'none', 'inside']
+        acts['pairs of drawn edits with the one inside the mask first'] = placed[ZERO_SHOT, 'mask', 'none', 'inside']
     first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
     return f'{first}. In points: ' + ', '.join(f'{what} {difference_cell(c, change)}' for what, c in acts.items())
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
-           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'query_scores', 'main_scores', 'main_leads',
-           'strongest_on', 'judged_leads', 'prompt_clause', 'leads_finding']
+           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'matrix_note', 'query_scores', 'main_scores',
+           'main_leads', 'strongest_on', 'judged_leads', 'prompt_clause', 'leads_finding']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -238,6 +238,16 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
     for ax in axes.ravel()[len(names) :]:
         ax.set_axis_off()
     return fig
+
+
+def matrix_note(results: pd.DataFrame) -> str:
+    "What the lines of `matrix_figure` span, for below it."
+    seeds = pd.concat([main_rows(name, results) for name in results.benchmark.unique()]).seeds
+    spans = ['95 % intervals over queries'] * bool((seeds == 1).any())
+    spans += ['of methods with several training seeds ± one standard deviation over the seeds'] * bool(
+        (seeds > 1).any()
+    )
+    return f'Lines: {"; ".join(spans)}.'
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #5627e881
 def query_scores(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:

@@ -412,15 +412,17 @@ def group_table(found: pd.DataFrame, group: str, titles: dict) -> pd.DataFrame:
 
 
 def sets_table(run: MatrixRun, names: dict) -> pd.DataFrame:
-    "The tasks of a run (task -> name): queries, mean size of a gallery, mean number of targets; and what is missing."
+    """The tasks of a run (task -> name): queries, mean number of images that one ranks, mean number of targets; and
+    what is missing."""
+    ranked = run.per_query.groupby('task').gallery_size.mean()
 
-    def gallery(t):
-        return len(t.shared_gallery) if t.shared_gallery else int(np.mean([len(g) for g in t.queries.gallery]))
+    def images(t):
+        return round(ranked[ranked.index.isin(t.queries.task)].mean())
 
-    sizes = {n: (len(t), gallery(t), float(np.mean([*map(len, t.queries.targets)]))) for n, t in run.sets.items()}
+    sizes = {n: (len(t), images(t), float(np.mean([*map(len, t.queries.targets)]))) for n, t in run.sets.items()}
     rows = [[names[n], *size, ''] for n, size in sizes.items()]
     rows += [[names[n], 0, 0, np.nan, why] for n, why in run.missing.items()]
-    return pd.DataFrame(rows, columns=['set', 'queries', 'images in a gallery', 'targets of a query', ''])
+    return pd.DataFrame(rows, columns=['set', 'queries', 'images ranked for a query', 'targets of a query', ''])
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #19a7118a
 def scores_of(method, task: Task, name: str, training: int = UNTRAINED, known: list = None) -> pd.DataFrame:

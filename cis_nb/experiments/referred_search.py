@@ -819,11 +819,12 @@ def category_area_figure(run: ReferredRun, areas: pd.Series, distractors: int, t
     fig, axes = page(3 + 0.09 * len(shown), cols=2, sharey=True)
     at = range(len(area))
     draw_intervals(axes[0], at, area[0.5], area[0.25], area[0.75], 'grey', horizontal=True)
-    for m in shown:
+    for i, m in enumerate(shown):
         mark = dict(ls='none', marker='o', ms=4, mfc='none' if is_filtered(m) else None)
-        axes[1].plot(table[run.titles[m]][area.index], at, label=run.titles[m], **line_style(m) | mark)
+        places = [y + (i + 0.5) / (2 * len(shown)) - 0.25 for y in at]  # equal values stay apart
+        axes[1].plot(table[run.titles[m]][area.index], places, label=run.titles[m], **line_style(m) | mark)
     axes[0].set(yticks=at, yticklabels=area.index, xlim=(0, None), xlabel='visible pixels (% of the image)')
-    axes[1].set(xlim=(0, None), xlabel='R@1 (%)')
+    axes[1].set(xlim=(-0.03 * axes[1].get_xlim()[1], None), xlabel='R@1 (%)')  # marks at 0 are whole
     for ax, title in zip(axes, ('Area, median and quartiles', f'R@1, {distractors:,} distractors')):
         ax.grid(axis='x')
         ax.set_title(title)

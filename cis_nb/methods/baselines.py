@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .. import api
-from ..api import Plugin
+from ..api import Plugin, Style
 from ..backbones.features import TextMemory, l2_normalize
 from ..core.code import code_version, held_state
 from ..core.store import fingerprint
@@ -157,6 +157,7 @@ class BaselinePlugin(Plugin):
 
 
 IMAGE_ONLY = BaselinePlugin('image_only', 'Image only', 'blue', reads_text=False)
+IMAGE_ONLY.variants = {'image_only_filtered': Style('Image only, filtered by category', 'blue')}  # on LRVS-F
 TEXT_ONLY = BaselinePlugin('text_only', 'Text only', 'orange')
 IMAGE_TEXT = BaselinePlugin('image_text', 'Image + Text', 'green', 'image+text')
 IMAGE_TEXT_NORMALISED = BaselinePlugin('image_text_normalised', 'Image + Text (unit vectors)', 'sky')

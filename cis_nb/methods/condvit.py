@@ -127,7 +127,7 @@ class CondViTMethod(FeatureMethod):
             try:
                 category_numbers(self.net, texts)
             except ValueError as e:
-                raise Unsolved(str(e)) from e
+                raise Unsolved(f'reads categories only; {e}') from e
         named = [t for t in texts if t in self.net.categories]
         if named and self.net.condition == 'text':
             raise Unsolved(
