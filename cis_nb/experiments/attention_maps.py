@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PICTURE_SIDE', 'LEVELS', 'patch_geometry', 'SubPatchShifts', 'class_attention', 'condvit_methods', 'shown_references',
            'enlarged', 'picture', 'heat', 'attention_figure', 'points_at', 'visible_queries', 'pointing_hits',
-           'pointing_table', 'pointing_note', 'last_tokens', 'TokenComponent', 'centre_lead', 'token_component',
-           'component_of', 'thresholded', 'component_figure']
+           'pointing_table', 'pointing_leads', 'pointing_note', 'last_tokens', 'TokenComponent', 'centre_lead',
+           'token_component', 'component_of', 'thresholded', 'component_figure']
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #ef350fd8
 import math
@@ -22,7 +22,14 @@ from PIL import Image
 from ..backbones.conditional_vit import CondViT, block_inputs, conditional_attention
 from ..core.plotting import page
 from ..data.products import resized_white_square
-from .comparison import verdict, format_interval
+from cis_nb.experiments.comparison import (
+    contrast,
+    corrected,
+    doubt_note,
+    format_interval,
+    verdict,
+    verdict_in_words,
+)
 from ..methods.condvit import CondViTMethod
 from ..retrieval.statistics import bootstrap_ci
 from ..world.lrvsf import LRVSF_SIDE, is_drawn, parse_address, shown_outfit, visible_boxes_of
@@ -217,21 +224,26 @@ def pointing_table(hits: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #83f6e70e
-def pointing_note(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> str:
-    "How much more often `a` looks at the product than `b`, over all queries and where the interval excludes zero."
+def pointing_leads(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> dict:  # category or `all` -> comparison
+    "How much more often `a` looks at the product than `b`, of one training each; all are corrected together."
+    found = {}
+    for name, some in [('all', hits), *hits.groupby('category')]:
+        q = some.rename_axis('query_id').reset_index()[['query_id', 'family', a, b]]
+        q = q.melt(['query_id', 'family'], [a, b], 'method', 'score').assign(seed=0, draw=0, task='pointing')
+        found[name] = contrast(q, {a: 1, b: -1}, of='score', seed=seed)
+    return corrected(found)
 
-    def difference(some) -> dict:
-        diff, low, high = bootstrap_ci(some[a] - some[b], seed=seed, families=some.family)
-        return dict(diff=diff, low=low, high=high)
 
-    whole, by_verdict = difference(hits), dict(better=[], worse=[])
+def pointing_note(hits: pd.DataFrame, found: dict, a: str, b: str) -> str:
+    "`pointing_leads` in words: over all queries, and the categories with a verdict."
+    whole, by_verdict = found['all'], dict(better=[], worse=[])
     for name, some in hits.groupby('category'):
         said = f'{name} ({some[a].mean():.0f} against {some[b].mean():.0f} %)'
-        by_verdict.get(verdict(difference(some)), []).append(said)
-    parts = [f'{word} in {", ".join(found)}' for word, found in by_verdict.items() if found]
+        by_verdict.get(verdict(found[name]), []).append(said)
+    parts = [f'{word} in {", ".join(names)}' for word, names in by_verdict.items() if names]
     return (
-        f'{a} minus {b} over all {len(hits)} queries: {format_interval(whole)} points ({verdict(whole)}); '
-        f'by category {"; ".join(parts) or "no difference whose interval excludes zero"}.'
+        f'{a} minus {b} over all {len(hits)} queries: {format_interval(whole)} points ({verdict_in_words(whole)}); '
+        f'by category {"; ".join(parts) or "no difference"}. {doubt_note(found.values())}'
     )
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c0d25520

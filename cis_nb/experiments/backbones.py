@@ -161,9 +161,10 @@ def combiner_leads(per_query, backbones, seed: int = 0) -> dict:  # (combiner, f
     return by_question(found)
 
 
-def combiner_gain_table(per_query, accuracy: dict, seed: int = 0) -> pd.DataFrame:
-    "Mean R@1 of all methods and the Combiner's leads, one row a backbone (`accuracy`: backbone -> percent)."
-    recall, found, rows = mean_recalls(per_query), combiner_leads(per_query, accuracy, seed), []
+def combiner_gain_table(per_query, accuracy: dict, found: dict) -> pd.DataFrame:
+    """Mean R@1 of all methods and the Combiner's leads (`found`: `combiner_leads`), one row a backbone (`accuracy`:
+    backbone -> percent)."""
+    recall, rows = mean_recalls(per_query), []
     for b, percent in accuracy.items():
         row = {'backbone': b, 'zero-shot': percent}
         row |= {title: recall[f'{m}, {b}'] for m, title in METHODS_COMPARED.items()}
@@ -224,9 +225,9 @@ def method_minus_ten_points(accuracy: dict, over: str = 'image_text') -> dict:  
     return {which: contrast_difference(method_gain(g, over), ten_points(over, g)) for which, g in groups.items()}
 
 
-def gain_range(per_query, backbones, seed: int = 0, over: str = TUNED_SUM.name) -> str:
-    "The smallest and the largest gain of the Combiner over a late fusion on one backbone, with intervals."
-    gains = {b: compare(per_query, f'combiner, {b}', f'{over}, {b}', seed=seed) for b in backbones}
+def gain_range(found: dict, over: str = TUNED_SUM.name) -> str:
+    "The smallest and the largest gain of the Combiner over a late fusion on one backbone, of `combiner_leads`."
+    gains = {b: c for (_, rival, b), c in found.items() if rival == over}
     ends = [f(gains, key=lambda b: gains[b]['diff']) for f in (min, max)]
     return ' to '.join(f'{format_interval(gains[b])} ({b})' for b in ends)
 

@@ -7,8 +7,9 @@ __all__ = ['TUNED_VARIANTS', 'ABLATIONS', 'FROZEN_PUBLISHED', 'SHORT', 'RECIPES'
            'FILTER_LABELS', 'combiner_variants', 'variant_runs', 'tuned_runs', 'run_rankings', 'training_size',
            'rival_of', 'variant_leads', 'ablation_labels', 'printed_row', 'printed_difference', 'ablation_table',
            'recipe_leads', 'recipe_table', 'recipe_tasks', 'recipe_lines', 'recipe_evidence', 'variant_evidence',
-           'size_name', 'size_variants', 'size_leads', 'triplet_number_table', 'size_recalls', 'size_figure',
-           'SizeTrend', 'size_trends', 'trend_table', 'trend_forest', 'best_size', 'trend_finding', 'size_evidence']
+           'size_name', 'size_variants', 'size_leads', 'filter_gains', 'triplet_number_table', 'size_recalls',
+           'size_figure', 'SizeTrend', 'size_trends', 'trend_comparisons', 'trend_table', 'trend_forest', 'best_size',
+           'trend_finding', 'size_evidence']
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #5cbc6ef3
 from dataclasses import dataclass
@@ -278,26 +279,30 @@ def size_variants(c: RelationCorpus, sizes: list) -> dict:  # variant -> corpus,
     return {size_name(n, f): (c, dict(samples=n, filter=f)) for f in FILTER_LABELS for n in sizes}
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #644abd91
-def size_leads(per_query: pd.DataFrame, sizes: list, seed: int = 0) -> dict:  # (Combiner, sum, '') -> comparison
-    "Every size with each filter against the tuned sum of Image + Text."
-    pairs = [(size_name(n, f), TUNED_SUM.name) for f in FILTER_LABELS for n in sizes]
+def size_leads(per_query: pd.DataFrame, sizes: list, seed: int = 0) -> dict:  # (Combiner, fusion, '') -> comparison
+    "Every size with each filter against each late fusion, corrected `by_question`."
+    pairs = [(size_name(n, f), b) for f in FILTER_LABELS for n in sizes for b in BASELINES]
     return rival_leads({'': per_query}, pairs, seed=seed)
 
 
+def filter_gains(per_query: pd.DataFrame, sizes: list, seed: int = 0) -> dict:  # size -> comparison
+    "How much better each size is with the filter than without, corrected for the number of sizes."
+    return corrected({n: compare(per_query, size_name(n, 'six'), size_name(n, 'none'), seed=seed) for n in sizes})
+
+
 def triplet_number_table(
-    per_query: pd.DataFrame, sizes: list, shown: int, over: dict, seed: int = 0
+    per_query: pd.DataFrame, sizes: list, shown: int, over: dict, gains: dict
 ) -> pd.DataFrame:  # one row a size, the last one of the tuned sum
-    """Mean R@1 by size, its difference to the tuned sum (`over`: `size_leads`), and the gain by the filter; `shown`:
-    the number of triplets of a training, with repetitions."""
+    """Mean R@1 by size, its difference to the tuned sum (`over`: `size_leads`), and the gain by the filter (`gains`:
+    `filter_gains`); `shown`: the number of triplets of a training, with repetitions."""
     rows, title = [], method_style(TUNED_SUM.name).title
     for n in sizes:
-        gain = compare(per_query, size_name(n, 'six'), size_name(n, 'none'), seed=seed)
         row = {'triplets': f'{n:,}', 'repetitions': f'{shown / n:.1f} times'}
         for f, label in FILTER_LABELS.items():
             lead = over[size_name(n, f), TUNED_SUM.name, '']
             row |= {f'R@1 {label} (seeds)': by_seed(per_query, size_name(n, f))}
             row |= {f'{label}: − {title}': difference_cell(lead)}
-        rows.append(row | {'gain by the filter': format_interval(gain), '': verdict(gain)})
+        rows.append(row | {'gain by the filter': difference_cell(gains[n])})
     of_sum = {f'R@1 {label} (seeds)': by_seed(per_query, TUNED_SUM.name) for label in FILTER_LABELS.values()}
     return pd.DataFrame([*rows, {'triplets': f'none: {title}', **of_sum}]).fillna('–')
 
@@ -338,34 +343,38 @@ class SizeTrend:
     "How R@1 grows with the number of triplets."
 
     label: str  # of the filter
-    slope: dict  # from `contrast`: points for four times as many triplets
+    slope: dict  # a comparison: points for four times as many triplets
     seed_slopes: list  # the slope of each seed
-    last_step: dict  # from `contrast`: the largest minus the second largest set
+    last_step: dict  # a comparison: the largest minus the second largest set
 
 
 def size_trends(per_query: pd.DataFrame, sizes: list, seeds: list, seed: int = 0) -> dict:  # filter -> SizeTrend
-    "The trend with each filter."
+    "The trend with each filter; all slopes and last steps are corrected together."
     fours = {n: np.log(n) / np.log(4) for n in sizes}  # places on an axis in steps of four
-    trends = {}
-    for f, label in FILTER_LABELS.items():
-        weights = slope({size_name(n, f): x for n, x in fours.items()})
-        alone = [contrast(per_query[per_query.seed == s], weights, n=10)['diff'] for s in seeds]
-        step = {size_name(sizes[-1], f): 1, size_name(sizes[-2], f): -1}
-        last = contrast(per_query, step, seed=seed)
-        trends[f] = SizeTrend(label, contrast(per_query, weights, seed=seed), alone, last)
-    return trends
+    slopes = {f: slope({size_name(n, f): x for n, x in fours.items()}) for f in FILTER_LABELS}
+    steps = {f: {size_name(sizes[-1], f): 1, size_name(sizes[-2], f): -1} for f in FILTER_LABELS}
+    weights = {('slope', f): w for f, w in slopes.items()} | {('last step', f): w for f, w in steps.items()}
+    found = corrected({key: contrast(per_query, w, seed=seed) for key, w in weights.items()})
+    alone = {f: [contrast(per_query[per_query.seed == s], w, n=10)['diff'] for s in seeds] for f, w in slopes.items()}
+    return {
+        f: SizeTrend(label, found['slope', f], alone[f], found['last step', f]) for f, label in FILTER_LABELS.items()
+    }
+
+
+def trend_comparisons(trends: dict) -> dict:  # label -> comparison
+    "The slopes and last steps of `size_trends`."
+    slopes = {f'slope {t.label}': t.slope for t in trends.values()}
+    return slopes | {f'last step {t.label}': t.last_step for t in trends.values()}
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #dc478b07
 def trend_table(trends: dict) -> pd.DataFrame:
     "Slope, single seeds and last step with each filter (`trends`: from `size_trends`)."
-    words = dict(better='rises', worse='falls')
     rows = [
         {
             '': t.label,
-            'points for four times as many triplets': format_interval(t.slope),
+            'points for four times as many triplets': difference_cell(t.slope),
             'slope of each seed': ', '.join(f'{v:+.1f}' for v in t.seed_slopes).replace('-', '−'),
-            'verdict': words.get(verdict(t.slope), verdict(t.slope)),
-            'the last step alone': format_interval(t.last_step),
+            'the last step alone': difference_cell(t.last_step),
         }
         for t in trends.values()
     ]
@@ -374,10 +383,8 @@ def trend_table(trends: dict) -> pd.DataFrame:
 
 def trend_forest(trends: dict):
     "Slopes and last steps with their intervals."
-    found = {f'slope {t.label}': t.slope for t in trends.values()}
-    found |= {f'last step {t.label}': t.last_step for t in trends.values()}
     unit = 'points of mean R@1 for four times as many triplets'
-    return forest(forest_rows(corrected(found)), unit, 'More mined triplets')
+    return forest(forest_rows(trend_comparisons(trends)), unit, 'More mined triplets')
 
 
 def best_size(sizes: list, over: dict) -> str:

@@ -6,7 +6,7 @@
 __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'benchmarks_of', 'drawing_of', 'set_root', 'load_set', 'load_sets',
            'run_composed', 'chance_recalls', 'composed_overview', 'composed_table', 'composed_leads', 'judged',
            'composed_finding', 'kinds_of', 'by_kind', 'against_chance', 'sentence_groups', 'group_tasks', 'with_groups',
-           'sorted_edits', 'edit_table', 'trainings_and_sum', 'edit_bars', 'chance_line', 'submission',
+           'sorted_edits', 'edit_table', 'trainings_and_fusions', 'edit_bars', 'chance_line', 'submission',
            'submission_files', 'example_entry', 'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
@@ -32,7 +32,7 @@ from cis_nb.experiments.comparison import (
     seeds,
 )
 from .entries import Entry, judged_pairs, known_as
-from ..methods.late_fusion import strongest_baseline
+from ..methods.late_fusion import BASELINES, strongest_baseline
 from .examples import best_median_worst, ranking_strip
 from .matrix import MatrixRun, rank_all
 from ..retrieval.protocol import Benchmark, NoQueries, chance_recall
@@ -140,13 +140,14 @@ def judged(run: MatrixRun, found: dict, task: str) -> list:  # of comparisons
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #62bf55e5
 def composed_finding(run: MatrixRun, found: dict) -> str:
-    "R@1 of each training on CIRR and MIT-States, and its difference to the strongest baseline (`composed_leads`)."
+    "R@1 of each training on CIRR and MIT-States beside the strongest baseline, and the difference (`composed_leads`)."
     parts = []
     for task in (t for t in ('full', 'states') if t in run.sets):
         rows = run.results[run.results.task == task]
-        value = rows[(rows.method == 'image_text') & (rows.k == 1)].value
-        words = [f'{api.method_style("image_text").title} {value.iloc[0]:.1f}'] if len(value) else []
-        for c in judged(run, found, task):
+        leads = judged(run, found, task)
+        rivals = dict.fromkeys([c['b'] for c in leads] or ['image_text'])
+        words = [f'{run.titles[m]} {recall_over_seeds(rows, m)}' for m in rivals if m in set(rows.method)]
+        for c in leads:
             words.append(f'{run.titles[c["a"]]} {recall_over_seeds(rows, c["a"])}, {lead_in_words(c)}')
         parts.append(f'{api.task_title(task)} R@1: ' + '; '.join(words or ['no Image + Text']))
     return '. '.join(parts) or 'nothing to evaluate'
@@ -217,10 +218,10 @@ def edit_table(edits: pd.DataFrame, titles: dict) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=['edit', 'queries', *titles.values()])
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #efa87ca2
-def trainings_and_sum(run: MatrixRun) -> dict:  # method -> title
-    "The trained methods and Image + Text; all methods where nothing was trained."
-    trained = {m: title for m, title in run.titles.items() if m == 'image_text' or seeds(run.per_query, m)}
-    return trained if len(trained) > 1 else run.titles
+def trainings_and_fusions(run: MatrixRun) -> dict:  # method -> title
+    "The trained methods and the late fusions; all methods where nothing was trained."
+    trained = {m for m in run.titles if seeds(run.per_query, m)}
+    return {m: title for m, title in run.titles.items() if m in trained or m in BASELINES} if trained else run.titles
 
 
 def edit_bars(edits: pd.DataFrame, titles: dict, guess: float = 20.0):

@@ -180,6 +180,17 @@ class ControlCollection:
     examples: pd.DataFrame  # columns reference, condition, targets (lists)
     task: Task = None  # that the examples are of
 
+    @property
+    def title(self) -> str:
+        "The benchmark with world and split, or the name of the folder."
+        return f'CIRR ({self.task.protocol.where})' if self.task is not None else self.name
+
+    def notes(self, n: int) -> list:  # of protocols and texts
+        "What `n` examples are a part of, for below a table; empty for a folder of images."
+        if self.task is None:
+            return []
+        return [self.task.protocol, f'Of its {len(self.task):,} queries the first of {n:,} references']
+
 
 def control_collection(
     data: str = 'world', cirr: int = 360, split: str = 'val', world_seed: int = 0

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['NOISE_TITLES', 'SHIFTS', 'ALL_NOISES', 'noise_distributions', 'best_noise', 'fusion_titles', 'noise_and_fusion_table',
-           'noise_and_fusion_forest', 'group_sizes', 'ModalityShift', 'modality_shift', 'ShiftedReferences', 'shifted',
-           'shifted_rankings', 'ShiftStudy', 'shift_study', 'shift_leads', 'shift_table', 'shift_forest', 'lead_growth',
-           'growth_line', 'score_range_line', 'word_statistics', 'mean_and_deviation', 'words_table', 'gap_differences',
-           'width', 'distribution_gaps', 'gap_correlation_line', 'gap_lines', 'noise_unit', 'noise_norms',
-           'norm_figure', 'noise_elsewhere', 'lead_difference', 'noise_elsewhere_table', 'noise_evidence',
+           'noise_and_fusion_leads', 'noise_and_fusion_forest', 'group_sizes', 'ModalityShift', 'modality_shift',
+           'ShiftedReferences', 'shifted', 'shifted_rankings', 'ShiftStudy', 'shift_study', 'corrected_beside',
+           'shift_leads', 'shift_table', 'shift_forest', 'lead_growth', 'lead_growths', 'growth_line',
+           'score_range_line', 'word_statistics', 'mean_and_deviation', 'words_table', 'gap_differences', 'width',
+           'distribution_gaps', 'gap_correlation_line', 'gap_lines', 'noise_unit', 'noise_norms', 'norm_figure',
+           'noise_elsewhere', 'lead_difference', 'elsewhere_leads', 'noise_elsewhere_table', 'noise_evidence',
            'gap_evidence']
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #2df4a3e9
@@ -99,13 +100,18 @@ def noise_and_fusion_table(run: MatrixRun, titles: dict, seed: int = 0) -> pd.Da
     return pd.concat([of_noise, of_fusion[1:]], ignore_index=True)
 
 
-def noise_and_fusion_forest(run: MatrixRun, titles: dict, task: str, seed: int = 0):
-    "The differences of that table on one task with their intervals; nothing where the task was not ranked."
+def noise_and_fusion_leads(run: MatrixRun, titles: dict, seed: int = 0) -> dict:  # (variant, task) -> comparison
+    "The differences of that table, each group corrected for its number."
+    of_noise, of_fusion = (variant_differences(run.per_query, g, 'none', seed) for g in (titles, fusion_titles(run)))
+    return of_noise | of_fusion
+
+
+def noise_and_fusion_forest(found: dict, run: MatrixRun, titles: dict, task: str):
+    "`noise_and_fusion_leads` on one task with their intervals; nothing where the task was not ranked."
     if task not in run.sets:
         return None
-    groups = [titles, fusion_titles(run)]
-    found = [variant_differences(run.per_query, g, 'none', seed) for g in groups]
-    shown = {g[m]: c for g, one in zip(groups, found) for (m, t), c in one.items() if t == task}
+    named = titles | fusion_titles(run)
+    shown = {named[m]: c for (m, t), c in found.items() if t == task}
     xlabel = f'difference in {score_title(task)}, points'
     return forest(forest_rows(shown), xlabel, f'Noise distribution or late fusion − {titles["none"]}')
 
@@ -204,14 +210,22 @@ def shift_study(
     return ShiftStudy(a, b, titles, rankings, seed)
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #d082eff9
-def shift_leads(study: ShiftStudy) -> dict:  # (shift, task) -> comparison
-    "How much better the first variant is for each shift on each task, corrected together."
-    return corrected({(how, t): study.lead(how, t) for t in study.tasks for how in SHIFTS})
+def corrected_beside(found: dict, known: dict) -> dict:  # label -> comparison
+    "Comparisons corrected together; one whose key is among those of `known` has the verdict that it has there."
+    judged = {c['key']: c for c in known.values()}
+    rest = corrected({label: c for label, c in found.items() if c['key'] not in judged})
+    return {label: rest.get(label) or judged[c['key']] for label, c in found.items()}
 
 
-def shift_table(study: ShiftStudy) -> pd.DataFrame:
-    "Score of both variants and their difference on each task, one row for each shift."
-    rows, leads = [], shift_leads(study)
+def shift_leads(study: ShiftStudy, known: dict) -> dict:  # (shift, task) -> comparison
+    """How much better the first variant is for each shift on each task, `corrected_beside` the comparisons of the
+    unchanged features (`known`)."""
+    return corrected_beside({(how, t): study.lead(how, t) for t in study.tasks for how in SHIFTS}, known)
+
+
+def shift_table(study: ShiftStudy, leads: dict) -> pd.DataFrame:
+    "Score of both variants and their difference on each task (`leads`: `shift_leads`), one row for each shift."
+    rows = []
     for how in SHIFTS:
         row = {'gap': how}
         for t in study.tasks:
@@ -223,9 +237,9 @@ def shift_table(study: ShiftStudy) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def shift_forest(study: ShiftStudy):
-    "The difference of the two variants by task and shift, with intervals."
-    shown = {f'{score_title(t)}, {how}': c for (how, t), c in shift_leads(study).items()}
+def shift_forest(study: ShiftStudy, leads: dict):
+    "`shift_leads` by task and shift, with intervals."
+    shown = {f'{score_title(t)}, {how}': c for (how, t), c in leads.items()}
     return forest(
         forest_rows(shown), 'difference, points', f'{study.titles[study.a]} − {study.titles[study.b]}, by shift'
     )
@@ -239,9 +253,14 @@ def lead_growth(study: ShiftStudy, task: str) -> dict:  # diff, low, high in poi
     return contrast(pd.concat(both), weights, of='score', seed=study.seed)
 
 
-def growth_line(study: ShiftStudy, task: str) -> str:
-    "How much the lead grows from the shift removed to the shift doubled: score, difference, verdict."
-    return f'{score_title(task)} {brief_difference(lead_growth(study, task), change)}'
+def lead_growths(study: ShiftStudy) -> dict:  # task -> comparison
+    "`lead_growth` of every task, corrected together."
+    return corrected({t: lead_growth(study, t) for t in study.tasks})
+
+
+def growth_line(found: dict, task: str) -> str:
+    "How much the lead grows from the shift removed to the shift doubled: score, difference, verdict (`lead_growths`)."
+    return f'{score_title(task)} {brief_difference(found[task], change)}'
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #cbe2f526
 def score_range_line(study: ShiftStudy, per_query, task: str) -> str:
@@ -398,20 +417,31 @@ def lead_difference(there, here, task: str, seed: int = 0) -> dict:  # a compari
     return contrast(pd.concat(both), weights, of='score', seed=seed)
 
 
-def noise_elsewhere_table(found: dict, titles: dict, tasks, seed: int = 0) -> pd.DataFrame:
-    "Scores, the lead of noise, and its difference to the first run; one row a run and task."
-    here, rows = next(iter(found.values())), []
+def elsewhere_leads(found: dict, tasks, known: dict, seed: int = 0) -> dict:  # (label, task, what) -> comparison
+    """`noise − none` in each run and the `change` of this lead against the first run, `corrected_beside` the
+    comparisons of the first run (`known`)."""
+    here, leads = next(iter(found.values())), {}
+    for label, q in found.items():
+        leads |= {(label, t, 'noise − none'): difference(q, 'product', 'none', t, seed) for t in tasks}
+        if q is not here:
+            leads |= {(label, t, 'change'): lead_difference(q, here, t, seed) for t in tasks}
+    return corrected_beside(leads, known)
+
+
+def noise_elsewhere_table(found: dict, leads: dict, titles: dict, tasks) -> pd.DataFrame:
+    "Scores, the lead of noise, and its difference to the first run (`elsewhere_leads`); one row a run and task."
+    rows = []
     for label, q in found.items():
         for t in tasks:
-            more = '' if q is here else format_difference(lead_difference(q, here, t, seed))
+            more = leads.get((label, t, 'change'))
             rows.append(
                 {
                     'trained on': label,
                     'score': score_title(t),
                     'Image + Text': f'{mean_score(q, "image_text", t):.1f}',
                     **{titles[m]: f'{mean_score(q, m, t):.1f}' for m in ('product', 'none')},
-                    'noise − none': format_difference(difference(q, 'product', 'none', t, seed)),
-                    'change against the first rows': more,
+                    'noise − none': format_difference(leads[label, t, 'noise − none']),
+                    'change against the first rows': format_difference(more) if more else '',
                 }
             )
     return pd.DataFrame(rows)

@@ -10,9 +10,12 @@ from cis_nb.experiments.attention_maps import (
     SubPatchShifts,
     class_attention,
     patch_geometry,
+    pointing_leads,
+    pointing_note,
     pointing_table,
     token_component,
 )
+from cis_nb.experiments.comparison import verdict_in_words
 from cis_nb.methods.condvit import CondViTMethod
 from cis_nb.world.lrvsf import drawn_image, split_products, worn_address
 
@@ -70,3 +73,18 @@ def test_intervals_of_the_pointing_game_redraw_outfits():
     tied = hits.assign(family=np.arange(40) // 20)  # two outfits: an interval over them spans all
     alone, together = (pointing_table(t).ViT.iloc[-1] for t in (hits, tied))
     assert alone.startswith('50.0 [3') and together == '50.0 [0.0, 100.0]'
+
+
+def test_the_pointing_game_corrects_for_its_categories():
+    "A category whose interval excludes zero alone is undecided among eleven; one training is named as one."
+    weak = [100.0] * 7 + [0.0] * 17 + [-100.0]  # 24 points, 25 outfits
+    lines = [
+        (f'c{i}', q, 50 + v / 2, 50 - v / 2) for i in range(10) for q, v in enumerate(weak if i == 0 else [0] * 25)
+    ]
+    hits = pd.DataFrame(lines, columns=['category', 'family', 'CondViT', 'ViT'])
+    alone = pointing_leads(hits[hits.category == 'c0'], 'CondViT', 'ViT')['c0']
+    found = pointing_leads(hits, 'CondViT', 'ViT')
+    assert alone['low'] > 0 and found['c0']['family'] == 11
+    assert (verdict_in_words(alone), verdict_in_words(found['c0'])) == ('better', 'undecided by Holm')
+    said = pointing_note(hits, found, 'CondViT', 'ViT')
+    assert 'by category no difference. ' in said and 'correction for 11 comparisons; 1 seed: ' in said

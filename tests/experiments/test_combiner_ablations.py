@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 import cis_nb.experiments.combiner_ablations as A
+import cis_nb.experiments.combiner_variants as V
 from cis_nb.retrieval.protocol import RESULT_COLUMNS
-from cis_nb.experiments.comparison import compare, contrast, hits, task_mean
+from cis_nb.experiments.comparison import compare, contrast, difference_cell, hits, task_mean
 from cis_nb.backbones.loading import load_backbone, save_backbone
 from cis_nb.methods.combiner import CombinerConfig
 from cis_nb.train import settings
@@ -60,6 +61,24 @@ def ranks(seed, methods, n=60, seeds=(0,)):
             for q in range(n)
         ]
     )
+
+
+def test_sizes_are_judged_by_one_set_of_corrected_comparisons():
+    "Gains by the filter, slopes and last steps have one verdict in table, figure and receipt."
+    sizes, seeds = [10, 40, 160], [0, 1]
+    names = [V.size_name(n, f) for f in V.FILTER_LABELS for n in sizes]
+    q = pd.concat([ranks(0, names, seeds=seeds), ranks(1, V.BASELINES, seeds=[-1])])
+    gains, trends, over = V.filter_gains(q, sizes), V.size_trends(q, sizes, seeds), V.size_leads(q, sizes)
+    table = V.triplet_number_table(q, sizes, 320, over, gains)
+    assert [c['family'] for c in gains.values()] == [3] * 3
+    assert table['gain by the filter'].tolist() == [*map(difference_cell, gains.values()), '–']
+    found = V.trend_comparisons(trends)
+    assert [c['family'] for c in found.values()] == [4] * 4
+    slopes, steps = [*found.values()][:2], [*found.values()][2:]
+    shown = V.trend_table(trends)
+    assert shown['points for four times as many triplets'].tolist() == [*map(difference_cell, slopes)]
+    assert shown['the last step alone'].tolist() == [*map(difference_cell, steps)]
+    assert {c['family'] for c in over.values()} == {len(V.BASELINES)}  # as on every page with these late fusions
 
 
 @pytest.mark.parametrize('seed', range(5))

@@ -18,6 +18,7 @@ from cis_nb.core.plotting import color
 from cis_nb.experiments import matrix
 from cis_nb.experiments.entries import Entry, known_as
 from cis_nb.methods import baselines as bl
+from cis_nb.methods.late_fusion import BASELINES
 
 
 pytestmark = pytest.mark.usefixtures('store')
@@ -219,19 +220,30 @@ def test_the_submission_is_what_the_server_takes(run):
         )
 
 
-def test_every_trained_method_has_bars_beside_the_sum():
-    methods = ['image_only', 'image_text', 'lincir', 'searle', 'pic2word']
-    trained = [-1, -1, 0, 0, 0]
+def test_every_trained_method_has_bars_beside_all_late_fusions():
+    methods = ['image_only', *BASELINES, 'lincir', 'searle', 'pic2word']
+    trained = [-1] * (1 + len(BASELINES)) + [0] * 3
     run = SimpleNamespace(
         titles={m: m.upper() for m in methods}, per_query=pd.DataFrame(dict(method=methods, seed=trained))
     )
-    assert list(cm.trainings_and_sum(run)) == methods[1:]
+    assert list(cm.trainings_and_fusions(run)) == methods[1:]
     plain = SimpleNamespace(titles=dict(image_only='I', image_text='S'), per_query=run.per_query[:2])
-    assert cm.trainings_and_sum(plain) == plain.titles
+    assert cm.trainings_and_fusions(plain) == plain.titles
     edits = pd.DataFrame(
         [('add', m, 50.0, 40.0, 60.0, 12) for m in methods], columns=[*'kind method value low high n'.split()]
     )
-    ax = cm.edit_bars(edits, cm.trainings_and_sum(run)).axes[0]
+    ax = cm.edit_bars(edits, cm.trainings_and_fusions(run)).axes[0]
     bars = [b for b in ax.patches if b.get_height() == 50]
     assert [b.get_facecolor() for b in bars] == [to_rgba(color(m)) for m in methods[1:]]
     assert all(a.get_x() + a.get_width() < b.get_x() for a, b in zip(bars, bars[1:]))
+
+
+def test_the_finding_has_the_score_of_the_rival_that_is_judged(monkeypatch):
+    titles = dict(image_text='Sum', image_text_tuned='Image + Text, tuned', lincir='LinCIR')
+    lines = [('image_text', -1, 10.0), ('image_text_tuned', -1, 20.0), ('lincir', 0, 24.0), ('lincir', 1, 26.0)]
+    results = pd.DataFrame(lines, columns=['method', 'seed', 'value']).assign(task='full', k=1)
+    run = SimpleNamespace(sets=['full'], results=results, titles=titles)
+    lead = dict(a='lincir', b='image_text_tuned', diff=5.0, low=1.0, high=9.0, seed_intervals=[])
+    monkeypatch.setattr(cm, 'judged', lambda *_: [lead])
+    said = 'Image + Text, tuned 20.0; LinCIR 25.0 ± 1.4, better than Image + Text, tuned (+5.0 [+1.0, +9.0])'
+    assert cm.composed_finding(run, {}) == f'CIRR R@1: {said}'

@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from cis_nb.experiments.comparison import contradictions, corrected
+from cis_nb.experiments.modality_gap import corrected_beside
+
 torch.set_num_threads(1)
 
 
@@ -36,3 +39,22 @@ def test_a_chapter_of_variants_runs_with_one_set(chapter, sets, monkeypatch):
     assert list((names.get('run') or names['first']).sets) == sets
     with pytest.raises(ValueError, match="sets: 'states' is none of full, subset, circo"):
         run(['states'])
+
+
+# ---- one comparison in two tables
+
+
+def test_a_comparison_of_an_earlier_table_keeps_its_verdict():
+    "Alone its p-value would survive; among those of the first table it does not."
+
+    def comparison(key, p):
+        return dict(key=key, p=p, diff=2.0, low=0.1, high=3.9, seeds=0, seed_intervals=[])
+
+    first = corrected({i: comparison(f'k{i}', 0.03) for i in range(4)})
+    second = corrected_beside({'again': comparison('k0', 0.03), 'new': comparison('n', 0.03)}, first)
+    assert list(second) == ['again', 'new']
+    assert second['again'] == first[0] and second['new']['family'] == 1
+    pages = dict(page=dict(comparisons=[*first.values(), *second.values()]))
+    assert contradictions(pages) == []
+    alone = corrected({'again': comparison('k0', 0.03)})
+    assert len(contradictions(pages | dict(other=dict(comparisons=[*alone.values()])))) == 1
