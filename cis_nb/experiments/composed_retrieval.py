@@ -140,7 +140,7 @@ def judged(run: MatrixRun, found: dict, task: str) -> list:  # of comparisons
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #62bf55e5
 def composed_finding(run: MatrixRun, found: dict) -> str:
-    "R@1 of each training on CIRR and MIT-States beside the strongest baseline, and the difference (`composed_leads`)."
+    "R@1 of each training on CIRR and MIT-States beside the chosen baseline, and the difference (`composed_leads`)."
     parts = []
     for task in (t for t in ('full', 'states') if t in run.sets):
         rows = run.results[run.results.task == task]

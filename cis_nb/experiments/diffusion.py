@@ -1333,10 +1333,11 @@ def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #a8364064
 def beside_words(run: GuidanceRun, beside: MatrixRun, found: dict, k: int) -> str:
-    "R@k at the weights of the training minus that of the strongest baseline, in words."
+    "R@k at the weights of the training minus that of the baseline chosen by validation, in words."
     m = strongest_baseline([e.method for e in beside.entries], run.tasks)
     difference = brief_difference(found[m, k])
-    return f'R@{k} at the weights of the training minus {beside.titles[m]}, the strongest baseline: {difference}'
+    rival = f'{beside.titles[m]}, the baseline chosen by validation'
+    return f'R@{k} at the weights of the training minus {rival}: {difference}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
 def weight_rows(grid: pd.DataFrame, task: Task, query_id: str, training: int, k: int = 2) -> list:  # of `show_grid`
@@ -1578,18 +1579,19 @@ def strongest_note(run: MatrixRun, found: dict) -> str:
     for name, rival in strongest_pairs(run, found):
         chosen.setdefault(run.titles[rival], []).append(main_metric(name, run.results).title)
     said = '; '.join(f'{title} ({", ".join(metrics)})' for title, metrics in chosen.items())
-    return f'strongest baseline by validation queries, where there are none Image + Text: {said}'
+    return f'baseline chosen by validation, where there are no such queries Image + Text: {said}'
 
 
 def against_baselines(run: MatrixRun, found: dict) -> str:
     "On how many benchmarks stage 2 is better and worse than the baseline that validation queries name there."
     said = [verdict(found[pair]) for pair in strongest_pairs(run, found)]
     better, worse = said.count('better'), said.count('worse')
-    return f'against the strongest baseline of each benchmark better on {better} of {len(said)}, worse on {worse}'
+    counts = f'better on {better} of {len(said)}, worse on {worse}'
+    return f'against the baseline that validation chose for each benchmark {counts}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
 def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
-    """Stage 2 on CIRR minus Image + Text, the strongest baseline and the rivals on its triplets, of `found` as of
+    """Stage 2 on CIRR minus Image + Text, the chosen baseline and the rivals on its triplets, of `found` as of
     `diffusion_leads`."""
     rivals = ('image_text', strongest_on(run, 'cirr'), *SYNTHETIC_RIVALS) if 'cirr' in run.benchmarks else ()
     return {r: found['cirr', r] for r in dict.fromkeys(rivals) if ('cirr', r) in found}

@@ -472,7 +472,7 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
 def step_finding(run: MatrixRun, found: dict, alone: dict, base: int) -> str:
-    "Scores at the fewest, five and the most steps beside `base` steps, the strongest baseline, and times, in words."
+    "Scores at the fewest, five and the most steps beside `base` steps, the chosen baseline, and times, in words."
     steps, said = sorted(alone), []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in alone and n != base]
     seeds = run.per_query[run.per_query.method == step_name(base)].seed.nunique()

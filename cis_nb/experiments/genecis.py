@@ -347,7 +347,7 @@ def judged_on_mean(run: MatrixRun, found: dict) -> list:  # of comparisons
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #fead7627
 def headline(run: MatrixRun, found: dict, seed: int = 0) -> str:
-    """`order_line`, then each trained method with its difference to the strongest baseline (`found`: `genecis_leads`)
+    """`order_line`, then each trained method with its difference to the chosen baseline (`found`: `genecis_leads`)
     and, where that one is set for each task, to the sum with one weight."""
     judged, trained = judged_on_mean(run, found), []
     by_task = [c['b'] for c in judged if c['b'] in (TUNED_SUM.name, SCORE_PRODUCT.name)]

@@ -276,7 +276,7 @@ def strongest_on(run: MatrixRun, name: str) -> str:
 
 
 def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchmark) -> comparison
-    "Of the comparisons of `main_leads` those with the strongest baseline of each benchmark."
+    "Of the comparisons of `main_leads` those with the baseline that validation chose for each benchmark."
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found)}
     return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest[name]}
 
@@ -301,4 +301,6 @@ def leads_finding(judged: dict, titles: dict, labels: dict, seeds: int) -> str:
     ]
     by_name = f'. Better: {"; ".join(ahead)}' if ahead else ''
     of = f'{seeds} seed{"s" * (seeds > 1)} each'
-    return f'{len(said)} comparisons of a trained method with the strongest baseline, {of}: {counts}{by_name}'
+    return (
+        f'{len(said)} comparisons of a trained method with the baseline chosen by validation, {of}: {counts}{by_name}'
+    )

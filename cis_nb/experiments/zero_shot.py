@@ -322,7 +322,7 @@ def loss_table(found: dict, both: pd.DataFrame, asked: dict, titles: dict) -> pd
 
 
 def transfer_evidence(found: dict, titles: dict, strongest: dict, where: str) -> list:  # of lines
-    """G12, own lines: the mined Combiner minus the strongest baseline on the unseen queries of CIRR. `found`: (method,
+    """G12, own lines: the mined Combiner minus the chosen baseline on the unseen queries of CIRR. `found`: (method,
     rival, group, task) -> comparison; `strongest`: task -> baseline; `where`: what has not seen them."""
     lines = [
         claim_evidence(c, f'CIRR, R@1 on {where} ({units_in_words(c)}), {titles[a]} − {titles[b]}')
