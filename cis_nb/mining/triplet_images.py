@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import SequenceMatcher
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -665,7 +665,7 @@ class ShardLine(Document):
 
     @model_validator(mode='after')
     def _check(self):
-        if Path(self.name).name != self.name or not is_utf8(self.name):
+        if PurePosixPath(self.name).name != self.name or self.name == '..' or not is_utf8(self.name):
             raise ValueError('a shard is named outside its folder; do not trust this manifest')
         if self.stop < self.start:
             raise ValueError('a shard stops before it starts')

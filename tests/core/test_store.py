@@ -448,7 +448,7 @@ from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
 from cis_nb.methods.combiner import Combiner, export_combiner
 from cis_nb.methods.pseudo_words import export_published, make_net
 
-folder, phi, combiner = Path(os.environ['CIS_STORE']), make_net('phi', 64, 64, 512), Combiner(64, 64, 512)
+folder, phi, combiner = Path(os.environ['CIS_STORE']), make_net('phi', D=64, W=64, hidden=512), Combiner(64, 64, 512)
 phi, vit = SimpleNamespace(phi=phi), CondViT(ViTShape(64, 32, 64, 2, 32).build())
 for name, write in {
     'phi.pt': lambda path: export_published(phi, path),
