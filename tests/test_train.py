@@ -332,7 +332,8 @@ def test_a_training_begins_where_another_experiment_has_ended(tmp_path, monkeypa
     first, second = T.train_or_load(T.settings(small)), tmp_path / '05_train.second'
     second.mkdir()
     (tmp_path / '05_train.first').mkdir()
-    (tmp_path / '05_train.first' / 'receipt.json').write_text(json.dumps(receipt_of(runs=[f'run/{first.name}'])))
+    made = receipt_of(experiment='05_train.first', runs=[f'run/{first.name}'])
+    (tmp_path / '05_train.first' / 'receipt.json').write_text(json.dumps(made))
     monkeypatch.setenv('CIS_BOOK', str(tmp_path))
     monkeypatch.setenv('CIS_REPORT', str(second))
     monkeypatch.setenv('CIS_EXPERIMENT', '05_train.second')

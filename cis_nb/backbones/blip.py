@@ -8,7 +8,6 @@ __all__ = ['CONFIG_FIELDS', 'SPECIAL_TOKENS', 'BLIP_FILES', 'BlipVision', 'BlipM
            'load_blip']
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #c21104eb
-import json
 import re
 from dataclasses import asdict
 from functools import lru_cache
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from ..core.code import code_version
+from ..core.documents import read_json
 from ..core.parameters import pick_device
 from ..core.store import store_root
 from ..data.roots import need_file
@@ -193,7 +193,7 @@ def build_blip(folder: Path, package) -> nn.Module:  # package: transformers
     "The model that a folder's config.json describes, at random weights; ValueError if it is none."
     file = folder / 'config.json'
     try:
-        about = json.loads(file.read_text(encoding='utf-8'))
+        about = read_json(file, dict)
         kind = about.get('model_type')
         config = package.BlipConfig.from_dict(about) if kind == 'blip' else None
         with torch.random.fork_rng(devices=[]):

@@ -30,7 +30,7 @@ from .clip import ImageTower, attention_kernel, block_attention, weights_hash, w
 from .features import Features, image_features
 from ..core.documents import Document, check_document
 from ..core.parameters import one_of
-from ..core.store import fingerprint
+from ..core.store import fingerprint, write_export
 from ..data.products import LRVSF_CATEGORIES, resized_white_square
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #ae80ff84
@@ -380,5 +380,5 @@ def write_condvit(net: CondViT, path) -> Path:
     quick = any(isinstance(m, QuickGELU) for m in net.modules())
     about = dict(format='pt', condition=net.condition, insert_before=str(net.insert_before))
     about |= dict(activation='quick_gelu' if quick else 'gelu')
-    save_file({k: state[name].detach().cpu().contiguous() for k, name in names.items()}, path, metadata=about)
-    return Path(path)
+    tensors = {k: state[name].detach().cpu().contiguous() for k, name in names.items()}
+    return write_export(path, lambda p: save_file(tensors, p, metadata=about))

@@ -24,6 +24,7 @@ from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
 from ..retrieval.statistics import bootstrap_ci, families_of
 from ..retrieval.metrics import map_at_k
 from ..core.documents import Document, read_json
+from ..core.store import write_export
 from ..data.roots import dataset_root, need_file, world_name
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #9f4dc5ae
@@ -321,8 +322,7 @@ def write_circo_submission(lists: dict, path, c: Circo, gallery=None) -> Path:
     s = {str(q): [int(i) for i in found][:CIRCO_LENGTH] for q, found in lists.items()}
     if why := _submission_fault(s, c, gallery):
         raise ValueError(f'{path}: not written, {why}')
-    Path(path).write_text(json.dumps(s), encoding='utf-8')
-    return Path(path)
+    return write_export(path, lambda p: p.write_text(json.dumps(s), encoding='utf-8'))
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #b2a6da5f
 def score_circo_submission(path, c: Circo) -> pd.DataFrame:  # metric, k, value in percent, n

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
-from ..core.store import fingerprint
+from ..core.store import fingerprint, write_export
 from ..data.image_sources import ImageSource, image_files
 from ..data.roots import cirr_root, dataset_root, is_world, need_file, world_name
 from cis_nb.retrieval.protocol import (
@@ -443,8 +443,7 @@ def write_cirr_submission(lists, kind: str, path, c: Cirr) -> Path:
     text = json.dumps(s, separators=(',', ':'))
     if len(text) >= CIRR_MAX_BYTES:
         raise ValueError(f'{path}: not written, {len(text):,} bytes; the server takes less than {CIRR_MAX_BYTES:,}')
-    Path(path).write_text(text, encoding='utf-8')
-    return Path(path)
+    return write_export(path, lambda p: p.write_text(text, encoding='utf-8'))
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #476e8616
 def score_cirr_submission(path, c: Cirr) -> pd.DataFrame:  # metric, k, value in percent, n

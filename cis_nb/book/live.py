@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .runner import threads
+from ..core.documents import regular
 from ..core.experiment_files import Experiment, read_record
 from ..core.store import _write_json
 
@@ -56,10 +57,11 @@ SECONDS_FILE = '.seconds.json'  # of a profile's reports: experiment -> seconds 
 def _kept_seconds(folder: Path) -> dict:
     "The seconds of earlier runs; a damaged file is like none."
     try:
-        found = json.loads((folder / SECONDS_FILE).read_text(encoding='utf-8'))
+        found = json.loads(regular(folder / SECONDS_FILE).read_text(encoding='utf-8'))
     except (OSError, ValueError):
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, (int, float))} if isinstance(found, dict) else {}
+    found = found.items() if isinstance(found, dict) else ()
+    return {k: v for k, v in found if type(v) in (int, float) and 0 <= v <= 1e9}  # false for NaN
 
 
 def remember_seconds(folder: Path, found: dict) -> dict:  # name -> seconds

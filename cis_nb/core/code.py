@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PACKAGE', 'imports_of', 'without_comments', 'places_of', 'names_asked', 'module_file', 'module_facts',
            'import_closure', 'named_closure', 'package_files', 'library_version', 'check_unchanged', 'code_version',
-           'path_hash', 'held_state', 'loader_version']
+           'modules_of', 'path_hash', 'held_state', 'loader_version']
 
 # %% ../../nbs/00a_core/00_code.ipynb #946a6d09
 import ast
@@ -535,6 +535,11 @@ def code_version(
                 f'code_version: {given!r} is not a function, class, module or object with readable code in the library'
             )
     return _version(things)
+
+# %% ../../nbs/00a_core/00_code.ipynb #c0demod1
+def modules_of(*things) -> dict:  # module -> hash
+    "The modules of this library in which `things` are, and all that these import; nothing for things of a notebook."
+    return import_closure({m for m in map(_module_of, map(_unwrapped, things)) if m})
 
 # %% ../../nbs/00a_core/00_code.ipynb #a1a02939
 def _version(things, above: tuple = (), state: bool = True) -> str:

@@ -7,8 +7,8 @@ __all__ = ['Texts', 'OUTPUT_FIELDS', 'TimeStamp', 'RunName', 'RECORDS', 'Noteboo
            'Notebook', 'read_notebook', 'tags', 'code_cells', 'defaults', 'optional_names', 'read_params', 'notebooks',
            'chapter_of', 'chapter_settings', 'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code',
            'all_code', 'texts_in', 'experiment_files', 'experiments', 'ReceiptMachine', 'ReceiptParams', 'Receipt',
-           'RunRecord', 'Failure', 'read_record', 'read_receipt', 'receipt_path', 'parameters', 'names_experiment',
-           'trained_weights', 'collect_parameters']
+           'RunInputs', 'RunRecord', 'Failure', 'read_record', 'foreign_receipt', 'read_receipt', 'receipt_path',
+           'parameters', 'names_experiment', 'trained_weights', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
-from .documents import check_document, Document, open_regular, parse_json, read_text, read_yaml
+from .documents import brief, check_document, Document, open_regular, parse_json, read_text, read_yaml
 from .code import package_files
 from .parameters import checked, is_utf8
 from .store import fingerprint, project_root, store_root, stored
@@ -437,10 +437,18 @@ class Receipt(Document):
     comparisons: list = []
 
 
+class RunInputs(Document):
+    "What the book itself reads of the inputs of a run."
+
+    params: dict = {}
+
+
 class RunRecord(Document):
     "The record of every run."
 
-    inputs: dict
+    experiment: str = ''  # '': of a version that did not record it
+    inputs: RunInputs
+    files: dict[str, str] = {}  # what the run has left: name -> fingerprint
     seconds: float = Field(ge=0, le=1e9)
     created: TimeStamp
     again: str = ''
@@ -471,9 +479,23 @@ def read_record(path: Path) -> tuple:  # record, what is wrong with it
     return found, ''
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #d5197baa
+def foreign_receipt(receipt: dict, name: str, params: dict = {}) -> list:  # of reasons
+    "Why a receipt is not that of the experiment `name` with the values `params`; [] if it is."
+    if receipt['experiment'] != name:
+        return [f'the receipt is of {brief(receipt["experiment"])}']
+    said = receipt['params']
+    return [
+        f'the receipt says {k} = {brief(said[k])}, the file says {brief(v)}'
+        for k, v in params.items()
+        if k in said and said[k] != v
+    ]
+
+
 def read_receipt(name: str, path: Path | None) -> dict:
-    "The receipt of an experiment; FileNotFoundError where there is none, ValueError for a damaged one."
+    "The receipt of an experiment; FileNotFoundError where there is none, ValueError for a damaged or a foreign one."
     receipt, wrong = read_record(path) if path else ({}, '')
+    if receipt and (foreign := foreign_receipt(receipt, name)):
+        wrong = f'{foreign[0]}; run the experiment {name} again'
     if wrong:
         raise ValueError(f'experiment {name!r}: {path}: {wrong}')
     if not receipt:

@@ -22,7 +22,7 @@ def _fit(v, d):
     if isinstance(v, list) and isinstance(d, list):
         return [_fit(x, d[0]) for x in v] if d else v
     if type(v) is int and type(d) is float:
-        return float(v)
+        return float(v) if _fits(v) else v  # `_range_fault` tells of a longer one
     if type(v) is not type(d):
         raise TypeError(_remedy(v))
     return v
@@ -48,22 +48,26 @@ def _kind(d) -> str:
 
 
 def _range_fault(v, d, optional: bool) -> str:
-    "Why a value of the type of its default `d` is not possible; '' if it is."
-    if isinstance(v, list):
-        if not v and d and not optional:
-            return 'must not be an empty list'
-        return next(filter(None, (_range_fault(x, min(d), True) for x in v)), '') if v and d and _numbers(d) else ''
-    if not _numbers([v]):
-        return ''
-    if not -(2**63) <= v < 2**63:  # false for NaN too
+    "Why a value of the type of its default `d` is not possible; '' if it is. Numbers in lists and objects count too."
+    if isinstance(v, list) and not v and d and not optional:
+        return 'must not be an empty list'
+    numbers, known = _numbers(v), _numbers(d)
+    if not all(map(_fits, numbers)):
         return 'must be a number of at most 64 bits'
-    if v < 0 <= d:
+    if known and min(numbers, default=0) < 0 <= min(known):
         return 'must not be negative'
-    return 'must be at least 1' if type(v) is int and v == 0 < d and not optional else ''
+    return 'must be at least 1' if type(v) is type(d) is int and v == 0 < d and not optional else ''
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #c55f7f06
-def _numbers(values) -> bool:
-    return all(type(v) in (int, float) for v in values)
+def _fits(v) -> bool:
+    return -(2**63) <= v < 2**63  # false for NaN too
+
+
+def _numbers(v) -> list:
+    "A number, or all numbers in a list or an object, at any depth."
+    if isinstance(v, (list, dict)):
+        return [x for part in (v.values() if isinstance(v, dict) else v) for x in _numbers(part)]
+    return [v] if type(v) in (int, float) else []
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #cade991f
 def checked(
@@ -73,7 +77,8 @@ def checked(
     optional=None,  # names that may be 0 or empty, where their defaults are not; None: all
 ) -> dict:
     """`given` laid over `defaults`. TypeError for another type; ValueError for an unknown name, a negative or an
-    infinite number where the default is neither, and for 0 or an empty list that is not `optional`."""
+    infinite number where the default is neither, in lists and objects too, and for 0 or an empty list that is not
+    `optional`."""
     at, out = f'{source}: ' if source else '', dict(defaults)
     if not isinstance(given, dict):
         raise TypeError(f'{at}expected lines of the form "name: value", found {brief(given)}')
@@ -87,7 +92,7 @@ def checked(
             out[k] = _fit(v, d)
         except TypeError as e:
             raise TypeError(f'{at}{k} must be {_kind(d)}, like {d!r}, and not {brief(v)}{e}') from None
-        if why := '' if d is None else _range_fault(out[k], d, optional is None or k in optional):
+        if why := _range_fault(out[k], d, optional is None or k in optional):
             raise ValueError(f'{at}{k} {why}, like {d!r}, and not {brief(v)}')
         if k == 'device':
             check_device(v, at)

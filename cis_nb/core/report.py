@@ -116,6 +116,11 @@ def _table_head(caption: str, protocol) -> str:
     return f'<div style="text-align:left; padding:.6em 0 .2em"><b>{html.escape(caption)}</b><br>{lines}</div>'
 
 
+def _escaped_names(axis) -> list:
+    "The names of an axis as HTML."
+    return [None if name is None else html.escape(str(name)) for name in axis.names]
+
+
 def show_table(
     df: pd.DataFrame,
     caption: str,
@@ -125,7 +130,8 @@ def show_table(
     "A table as the book shows it."
     css = [dict(selector='th, td', props='padding:.15em .4em; text-align:left; overflow-wrap:normal')]
     css += [dict(selector=f'.col{i}', props='text-align:right') for i in range(df.shape[1]) if _numeric(df.iloc[:, i])]
-    style = df.style.format(_escaped, na_rep='–').set_table_styles(css)
+    named = df.rename_axis(index=_escaped_names(df.index), columns=_escaped_names(df.columns))
+    style = named.style.format(_escaped, na_rep='–').set_table_styles(css)
     for axis in (0, 1):
         style = style.format_index(lambda name: html.escape(str(name)), axis=axis)
     if not index:

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['MANY_FILES', 'project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'StorageFault',
            'storage_faults_named', 'temporary_folder', 'fresh_processes', 'end_with_parent', 'fresh_pool', 'Manifest',
-           'manifest', 'sync_tree', 'replace_synced', 'announced_lock', 'stored', 'add_note', 'read_notes',
-           'stored_array', 'unfinished_work', 'delete_unfinished', 'verified_work']
+           'manifest', 'sync_tree', 'replace_synced', 'write_atomic', 'write_export', 'reserve', 'new_array',
+           'announced_lock', 'stored', 'add_note', 'read_notes', 'stored_array', 'Begun', 'unfinished_work',
+           'delete_unfinished', 'verified_work']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
 import atexit
@@ -35,7 +36,7 @@ import importlib.metadata
 import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
-from .code import code_version, library_version, path_hash
+from .code import code_version, import_closure, modules_of, path_hash
 from .documents import Document, check_document, read_json, regular
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
@@ -112,13 +113,16 @@ def machine() -> dict:
 
 # %% ../../nbs/00a_core/01_store.ipynb #f4c45af8
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS = re.compile(  # of the system, of PyTorch and of NumPy, whose errors have no number
+    r'no space left|disk quota exceeded|file too large|unexpected pos \d|^\d+ requested and \d+ written'
+)
 _CLOSED = (errno.EACCES, errno.EPERM)
 
 
 def _storage_fault(e: BaseException, folder) -> str:
     "Was it for want of space, or of the right to write below `folder`? Some libraries say so only in words."
     number, text = getattr(e, 'errno', None), str(e).lower()
-    if number in _FULL or 'no space left' in text or 'disk quota exceeded' in text:
+    if number in _FULL or number is None and _FULL_WORDS.search(text):
         return 'disk full'
     below = Path(getattr(e, 'filename', None) or '/').is_relative_to(folder)
     return 'disk is read-only' if number == errno.EROFS or number in _CLOSED and below else ''
@@ -325,6 +329,53 @@ def replace_synced(part, path):
     os.replace(part, path)
     _sync(Path(path).parent)
 
+
+def _remove(path: Path):
+    "Remove a file or a folder, where there is one."
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+# %% ../../nbs/00a_core/01_store.ipynb #5a7b1d01
+def write_atomic(
+    path: Path,  # the file or folder to be made
+    write,  # write(temporary path) makes it
+):
+    "Write under a temporary name, force the content to disk, rename; after an error nothing is left."
+    tmp = path.with_name('.tmp-' + path.name)
+    _remove(tmp)
+    try:
+        write(tmp)
+        replace_synced(tmp, path)
+    except Exception:
+        _remove(tmp)
+        raise
+
+
+def write_export(path, write) -> Path:
+    "Write a file for the reader with `write_atomic`; StorageFault where the disk is full or read-only."
+    path = Path(path)
+    with storage_faults_named(f'writing {path}', path.parent):
+        write_atomic(path, write)
+    return path
+
+# %% ../../nbs/00a_core/01_store.ipynb #5a7b1d03
+def reserve(file):
+    "Take the whole space of a file from the disk now, where the system can."
+    with open(file, 'r+b') as f:
+        if hasattr(os, 'posix_fallocate'):
+            os.posix_fallocate(f.fileno(), 0, os.fstat(f.fileno()).st_size)
+
+
+def new_array(path, dtype, shape: tuple) -> np.memmap:
+    "An .npy file of zeros with all its space, mapped to be written; on a full disk an OSError, and nothing is left."
+    path = Path(path)
+    try:
+        array = np.lib.format.open_memmap(path, 'w+', np.dtype(dtype), shape)
+        reserve(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return array
+
 # %% ../../nbs/00a_core/01_store.ipynb #15522dc0
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec='seconds')
@@ -392,13 +443,13 @@ def announced_lock(path, what: str):
         lock.release()
 
 # %% ../../nbs/00a_core/01_store.ipynb #28b618c3
-def _build_again(final: Path, key: str, record: dict, build, resume: bool):
+def _build_again(final: Path, key: str, record: dict, build, code, resume: bool):
     "Build a folder that is missing or damaged; as long as it is unfinished, a record beside it says what it is."
     partial, about = final.with_name(f'.partial-{key}'), final.with_name(f'.record-{key}.json')
     if final.exists():
         warnings.warn(f'{final} is incomplete or damaged: building it again')
         shutil.rmtree(final)
-    begun = dict(record, created=_now(), library=library_version())
+    begun = dict(record, created=_now(), modules=modules_of(build, *code))
     about.write_text(json.dumps(begun, default=str), encoding='utf-8')
     try:
         _attempt(partial, final, record | dict(hash=key), build, resume)
@@ -433,7 +484,7 @@ def stored(
         place.mkdir(parents=True, exist_ok=True)
         with announced_lock(place / f'.lock-{key}', final):
             if not _finished(final):
-                _build_again(final, key, record, build, resume)
+                _build_again(final, key, record, build, code, resume)
     return final
 
 # %% ../../nbs/00a_core/01_store.ipynb #7db54bad
@@ -497,15 +548,24 @@ def _in_use(lock: Path) -> bool:
         return True
 
 
+class Begun(Document):
+    "What the record beside an unfinished folder says."
+
+    variant: str = ''
+    created: str = ''
+    modules: dict[str, str] = {}  # that the work depends on -> hash
+
+
 def _unfinished_row(partial: Path) -> dict:
     "What is known about an unfinished folder."
     key, about = partial.name.removeprefix('.partial-'), {}
     with suppress(OSError, ValueError):
-        about = json.loads(partial.with_name(f'.record-{key}.json').read_text(encoding='utf-8'))
-    about = about if isinstance(about, dict) else {}
-    state = 'in use' if _in_use(partial.with_name(f'.lock-{key}')) else 'left by other code'
-    if state != 'in use' and about.get('library') == library_version():
-        state = 'can be resumed'
+        about = read_json(partial.with_name(f'.record-{key}.json'), Begun)
+    modules, state = about.get('modules', {}), 'can be resumed'
+    if _in_use(partial.with_name(f'.lock-{key}')):
+        state = 'in use'
+    elif import_closure(modules) != modules:
+        state = 'left by other code'
     files, size = _content(partial)
     shown = dict(kind=partial.parent.name, variant=about.get('variant', ''), begun=about.get('created', ''))
     return dict(folder=partial, **shown, files=files, bytes=size, state=state)

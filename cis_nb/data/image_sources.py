@@ -21,14 +21,14 @@ from PIL import Image
 from ..core.documents import open_regular
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored, stored_array
+from ..core.store import fingerprint, new_array, stored, stored_array
 from .image_folders import IMAGE_SUFFIXES, Place, Skipped, contents_key, files_below, is_image
 from .packed import center_square, open_image, packed_folder, packed_table
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #702a10c1
 def _write_squares(folder: Path, ids: list, load: Callable, size: int, name: str):
     "The squares of some images, one after the other."
-    out = np.lib.format.open_memmap(folder / 'images.npy', 'w+', np.uint8, (len(ids), 3, size, size))
+    out = new_array(folder / 'images.npy', np.uint8, (len(ids), 3, size, size))
     for row, i in enumerate(progress(ids, f'{name}: squares', 'image')):
         out[row] = center_square(load(i).convert('RGB'), size)
     out.flush()

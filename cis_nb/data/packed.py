@@ -21,7 +21,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..core.report import progress
-from ..core.store import add_note, fingerprint, machine, read_notes, stored, stored_array
+from ..core.store import add_note, fingerprint, machine, new_array, read_notes, stored, stored_array
 from .image_folders import Place, Skipped, folder_key, read_photos
 from .roots import data_root
 
@@ -75,30 +75,13 @@ def pack_rows(file: str, first: int, places: list, size: int) -> dict:  # first,
     out.flush()
     return dict(first=first, hash=fingerprint(out[first : first + len(places)]), failed=failed)
 
-# %% ../../nbs/00b_data/02_packed.ipynb #e2abb97a
-def _reserve(file):
-    "Take the whole space of a file from the disk now."
-    with open(file, 'r+b') as f:
-        if hasattr(os, 'posix_fallocate'):
-            os.posix_fallocate(f.fileno(), 0, os.fstat(f.fileno()).st_size)
-
-
-def _new_array(file: Path, shape: tuple):
-    "An array of zeros on disk with all its space; on a full disk nothing of it is left."
-    try:
-        np.lib.format.open_memmap(file, 'w+', np.uint8, shape).flush()
-        _reserve(file)
-    except OSError:
-        file.unlink(missing_ok=True)
-        raise
-
 # %% ../../nbs/00b_data/02_packed.ipynb #ac13abf1
 def pack(places: list, file: Path, size: int, workers: int = None, chunk: int = PACK_CHUNK) -> list:
     "Squares of all `places` as one array on disk, gone on with after a kill; the notes on all portions (`pack_rows`)."
     notes = file.with_suffix('.jsonl')
     done = read_notes(notes)
     if not done:
-        _new_array(file, (len(places), 3, size, size))
+        new_array(file, np.uint8, (len(places), 3, size, size)).flush()
     starts = range(len(done) * chunk, len(places), chunk)
     jobs = [(str(file), s, places[s : s + chunk], size) for s in starts]
     workers = min(len(jobs), workers or machine()['cores'])

@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored, stored_array
+from ..core.store import fingerprint, new_array, stored, stored_array
 from .image_folders import Skipped
 from .image_sources import ImageSource
 
@@ -162,7 +162,7 @@ def without_words(pairs: ProductPairs, words) -> ProductPairs:
 # %% ../../nbs/00b_data/06_products.ipynb #119cb919
 def _write_white_squares(folder: Path, images: ImageSource, size: int):
     "The white squares of all images of a source, one after the other, and the rows of those that cannot be read."
-    out = np.lib.format.open_memmap(folder / 'images.npy', 'w+', np.uint8, (len(images.ids), 3, size, size))
+    out = new_array(folder / 'images.npy', np.uint8, (len(images.ids), 3, size, size))
     damaged = []
     for row, i in enumerate(progress(images.ids, f'{images.name}: squares', 'image')):
         try:

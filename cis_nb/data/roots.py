@@ -8,13 +8,15 @@ __all__ = ['WORLD', 'PUBLISHED_DATA', 'SOURCES', 'WORLD_VERSIONS', 'ANNOTATION_S
            'annotation_stamps', 'named_data', 'missing_data', 'need_data', 'world_name']
 
 # %% ../../nbs/00b_data/00_roots.ipynb #e6f49935
+import errno
 import json
 import os
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from ..core.experiment_files import texts_in
-from ..core.parameters import one_of
+from ..core.documents import brief
+from ..core.parameters import is_utf8, one_of
 from ..core.store import store_root
 from ..world.composed import composed_root
 
@@ -28,13 +30,29 @@ def is_world(name) -> bool:
     return name == WORLD
 
 # %% ../../nbs/00b_data/00_roots.ipynb #a1e42a1a
+def _is_there(path: Path, files: bool) -> bool:
+    "Is there a folder, or with `files` a file? No folder has a name that the system finds too long."
+    try:
+        return path.is_dir() or files and path.is_file()
+    except OSError as e:
+        if e.errno != errno.ENAMETOOLONG:
+            raise
+        return False
+
+
+def _resolved(path: Path) -> Path:
+    "The full path without links; with them where a link stands for a name that is not UTF-8."
+    real = path.resolve()
+    return real if is_utf8(str(real)) else Path(os.path.abspath(path))
+
+
 def find_data(name: str, files: bool = False) -> Path | None:
     "As `data_root`; None where there is no such data set."
     base = os.environ.get('CIS_DATA')
     if not str(name):
         return None  # not the current folder
     places = [Path(os.path.expanduser(name))] + ([Path(base) / name] if base else [])
-    return next((p.resolve() for p in places if p.is_dir() or files and p.is_file()), None)
+    return next((_resolved(p) for p in places if _is_there(p, files)), None)
 
 
 def source_facts(where: str = '', licence: str = '', size: str = '') -> str:
@@ -135,6 +153,11 @@ SOURCES |= {  # folders of benchmarks, each in its official layout
 }
 
 # %% ../../nbs/00b_data/00_roots.ipynb #d660b93a
+def _shown(name) -> str:
+    "A name for a message; of one that no path can have, only its beginning and its end."
+    return repr(str(name)) if len(str(name)) < 300 else f'{brief(str(name))} ({len(str(name)):,} characters)'
+
+
 def data_root(
     name: str,  # a path, or the name of a folder below $CIS_DATA
     files: bool = False,  # a file is allowed, too
@@ -149,7 +172,7 @@ def data_root(
     source = source or source_facts(*SOURCES.get(str(name), ()))
     facts = f'. {source}' if source else ''
     raise FileNotFoundError(
-        f'{what} {str(name)!r}: no such folder{" or file" * files} here, and {tried}. '
+        f'{what} {_shown(name)}: no such folder{" or file" * files} here, and {tried}. '
         f'Give a full path, set CIS_DATA to the folder that holds it, or use {what}: {WORLD}{facts}'
     )
 
@@ -175,13 +198,13 @@ def cirr_root(data: str, queries: int = 200, seed: int = 0) -> Path:
     if not data:
         return data_root(data)  # raises
     inside = Path(os.path.expanduser(data)) / 'cirr'
-    if inside.is_dir():
-        return inside.resolve()
+    if _is_there(inside, files=False):
+        return _resolved(inside)
     try:
         return data_root('cirr')
     except FileNotFoundError:
         raise FileNotFoundError(
-            f'data {data!r}: CIRR is neither {inside} nor a folder cirr in CIS_DATA '
+            f'data {_shown(data)}: CIRR is neither a folder cirr in it nor one in CIS_DATA '
             f'({os.environ.get("CIS_DATA", "not set")}). Put it in one of the two places, '
             f'or use data: world, whose own CIRR chooses the weights. {source_facts(*SOURCES["cirr"])}'
         ) from None

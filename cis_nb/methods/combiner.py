@@ -36,7 +36,7 @@ from ..benchmarks.cirr import cirr_of
 from ..core.experiment_files import names_experiment, trained_weights
 from ..core.parameters import one_of
 from ..core.plotting import show_grid
-from ..core.store import fingerprint
+from ..core.store import fingerprint, write_export
 from ..data.augmentation import random_crops, random_shift_brightness, stored_size
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_folder
@@ -486,9 +486,8 @@ def published_combiner(path, backbone='rn50x4', device: str = 'auto') -> Combine
 
 def export_combiner(net: Combiner, path) -> Path:
     "Write a Combiner with the published names, as .safetensors or .pt."
-    tensors, path = {k: net.state_dict()[own].cpu().contiguous() for k, own in _COMBINER_NAMES.items()}, Path(path)
-    save_file(tensors, path) if path.suffix == '.safetensors' else torch.save(tensors, path)
-    return path
+    tensors = {k: net.state_dict()[own].cpu().contiguous() for k, own in _COMBINER_NAMES.items()}
+    return write_export(path, lambda p: (save_file if p.suffix == '.safetensors' else torch.save)(tensors, p))
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #89e378e8
 STARTS = ('random', 'sum')  # of a new Combiner; anything else names a run

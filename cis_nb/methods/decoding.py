@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from ..backbones.features import Features, l2_normalize
+from ..core.documents import read_json
 from ..core.parameters import pick_device
 from ..data.roots import find_data
 
@@ -124,8 +125,8 @@ def unclip_folder(name) -> Path:
     if not index.is_file():
         raise FileNotFoundError(f'decoder {folder}: {index.name} is missing; {_HOW}')
     try:
-        kind = json.loads(index.read_text(encoding='utf-8')).get('_class_name')
-    except (ValueError, AttributeError) as e:
+        kind = read_json(index, dict).get('_class_name')
+    except ValueError as e:
         raise ValueError(f'decoder {index}: is no JSON object ({e}); {_HOW}') from None
     if kind != UNCLIP_CLASS:
         raise ValueError(f'decoder {index}: is a {kind}, and images are decoded by a {UNCLIP_CLASS}; {_HOW}')

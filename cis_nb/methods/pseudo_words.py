@@ -28,6 +28,7 @@ from ..backbones.weights import LAYOUTS, read_tensors
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.parameters import one_of
+from ..core.store import write_export
 from ..data.augmentation import stored_size
 from ..data.image_sources import ImageSource, folder_images, whole_images
 from ..data.packed import packed_folder
@@ -268,9 +269,10 @@ def export_published(m: PseudoWord, path) -> Path:
     if sorted(names.values()) != sorted(state):
         raise ValueError('norm: the published files have no LayerNorm; train with norm: false')
     tensors = {k: state[own].detach().cpu().contiguous() for k, own in names.items()}
-    path = Path(path)
-    save_file(tensors, path) if path.suffix == '.safetensors' else torch.save({LAYOUTS[net].entry: tensors}, path)
-    return path
+    published = {LAYOUTS[net].entry: tensors}
+    return write_export(
+        path, lambda p: save_file(tensors, p) if p.suffix == '.safetensors' else torch.save(published, p)
+    )
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #c01be434
 class PseudoWordObjective(RetrievalValidation):

@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_RULES', 'OBJECT_LABELS', 'KEYWORD_POS',
-           'MAX_CAPTION_CHARS', 'CAPTION_CHOICES', 'RELATION_COLUMNS', 'PARSER_BATCH', 'ERROR_CAUSES',
-           'compound_tokens', 'noun_head', 'Entity', 'chunk_words', 'find_entities', 'conjuncts', 'child_by_dep',
-           'passive_agent', 'nominal_subject', 'participle_subject', 'relative_subject', 'passive_subject',
-           'existential_subject', 'shared_subject', 'find_subject', 'direct_relation', 'passive_relation',
-           'reduced_passive_relation', 'attachment_noun', 'compound_preposition', 'is_phrasal', 'joins_previous_word',
-           'prepositional_relation', 'rules_for_label', 'Relation', 'find_triples', 'entity_of_token', 'own_relations',
-           'published_phrasal_verbs', 'published_prepositions', 'published_subjects', 'published_head',
-           'published_entities', 'published_phrase', 'is_published_phrasal', 'published_attachment',
-           'published_relation', 'published_relations', 'extract_relations', 'find_attributes', 'keyword_spans',
-           'truncate_caption', 'split_columns', 'SkipCounter', 'read_caption_lines', 'iterate_captions',
-           'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'map_in_order', 'is_complete_shard',
-           'relation_shards', 'read_shards', 'read_relations', 'parse_expected', 'annotated_captions',
-           'score_relations', 'precision_recall', 'f1_interval', 'reference_quality', 'error_cause', 'missed_relations',
-           'full_pipeline', 'one_by_one', 'in_batches', 'trees_alone', 'by_published_program', 'cpu_seconds',
-           'parse_rates']
+           'MAX_CAPTION_CHARS', 'CAPTION_CHOICES', 'ADDRESS', 'RELATION_COLUMNS', 'PARSER_BATCH', 'SHARDS_REMEDY',
+           'ERROR_CAUSES', 'compound_tokens', 'noun_head', 'Entity', 'chunk_words', 'find_entities', 'conjuncts',
+           'child_by_dep', 'passive_agent', 'nominal_subject', 'participle_subject', 'relative_subject',
+           'passive_subject', 'existential_subject', 'shared_subject', 'find_subject', 'direct_relation',
+           'passive_relation', 'reduced_passive_relation', 'attachment_noun', 'compound_preposition', 'is_phrasal',
+           'joins_previous_word', 'prepositional_relation', 'rules_for_label', 'Relation', 'find_triples',
+           'entity_of_token', 'own_relations', 'published_phrasal_verbs', 'published_prepositions',
+           'published_subjects', 'published_head', 'published_entities', 'published_phrase', 'is_published_phrasal',
+           'published_attachment', 'published_relation', 'published_relations', 'extract_relations', 'find_attributes',
+           'keyword_spans', 'truncate_caption', 'split_columns', 'SkipCounter', 'stream_lines', 'read_caption_lines',
+           'iterate_captions', 'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'map_in_order',
+           'ShardRecord', 'RelationShard', 'shard_record', 'is_complete_shard', 'relation_shards', 'RelationShards',
+           'read_shards', 'read_relations', 'parse_expected', 'annotated_captions', 'score_relations',
+           'precision_recall', 'f1_interval', 'reference_quality', 'error_cause', 'missed_relations', 'full_pipeline',
+           'one_by_one', 'in_batches', 'trees_alone', 'by_published_program', 'cpu_seconds', 'parse_rates']
 
 # %% ../../nbs/03_mining/01_captions.ipynb #17738602
 import gzip
@@ -41,10 +41,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import spacy
 import cis_nb
-from ..core.documents import open_unpacked
+from pydantic import Field
+from ..core.documents import Document, open_unpacked, read_json, regular
 from ..core.parameters import is_utf8, one_of
 from ..core.report import progress
-from ..core.store import fresh_pool, machine, replace_synced, stored
+from ..core.store import fresh_pool, machine, stored, write_atomic
 from ..data.image_folders import Skipped, clean_caption, read_photos
 from ..data.roots import data_root
 from .parsers import WRITTEN_PARSERS, find_parser, load_parser, open_parser, open_pipeline, parser_name
@@ -528,11 +529,14 @@ def truncate_caption(text: str, name, skipped: Skipped) -> str:
     return start.rsplit(' ', 1)[0] if ' ' in start else start
 
 
+ADDRESS = re.compile(r'["\']?((\w+:)?//|www\.)\S', re.IGNORECASE)  # how the address of an image begins
+
+
 def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
     """(image, split, caption) of line `n`; without a table, the image is the number of the line. The address of an
     image behind a tab, as in the files of Conceptual Captions, is no part of the caption."""
     caption, _, address = line.rstrip().rpartition('\t')
-    if caption and '\t' not in caption and re.fullmatch(r'(\w+:)?//\S+', address):
+    if caption and '\t' not in caption and ADDRESS.match(address):
         return str(n), 'train', caption
     if not table:
         return str(n), 'train', line
@@ -554,14 +558,22 @@ class SkipCounter(Counter):
         self[reason] += 1
 
 
+def stream_lines(path: Path, most: int = 1 << 16):
+    "Yield the lines of a text file, each cut to `most` characters; `ValueError` if it is damaged."
+    with open_unpacked(path) as f, io.TextIOWrapper(f, 'utf-8-sig', 'surrogateescape') as text:
+        while line := text.readline(most):
+            yield line
+            while len(line) == most and line[-1] != '\n':
+                line = text.readline(most)
+
+
 def _text_rows(path, skipped):
     "Yield (line number, image, split, caption) of every line of a text file; `ValueError` if it is no text."
     table = '.tsv' in path.suffixes
-    with open_unpacked(path) as f, io.TextIOWrapper(f, 'utf-8-sig', 'surrogateescape') as lines:
-        for n, line in enumerate(lines, 1):
-            if n < 10 and '\0' in line:
-                raise ValueError(f'{path}: this is no UTF-8 text; UTF-16 and binary files have to be converted first')
-            yield n, *split_columns(line, n, table, skipped)
+    for n, line in enumerate(stream_lines(path), 1):
+        if n < 10 and '\0' in line:
+            raise ValueError(f'{path}: this is no UTF-8 text; UTF-16 and binary files have to be converted first')
+        yield n, *split_columns(line, n, table, skipped)
 
 
 def read_caption_lines(path: Path, captions: str, skipped):
@@ -635,9 +647,7 @@ def shard_table(rows, nlp, attributes=False, rules='own') -> tuple:
 # %% ../../nbs/03_mining/01_captions.ipynb #f91da745
 def _write_atomically(path, data: bytes):
     "Write a file that appears whole or not at all."
-    part = Path(f'{path}.part')
-    part.write_bytes(data)
-    replace_synced(part, path)
+    write_atomic(Path(path), lambda p: p.write_bytes(data))
 
 
 def _parquet_bytes(table: pd.DataFrame) -> bytes:
@@ -677,12 +687,34 @@ def map_in_order(work, jobs, workers: int, module: str = __name__):
         pool.shutdown(cancel_futures=True)
 
 # %% ../../nbs/03_mining/01_captions.ipynb #abf1b839
+SHARDS_REMEDY = 'delete the folder and run again: it is made again'
+
+
+class ShardRecord(Document):
+    "What the record of a shard says of it; each kind of shard has further fields."
+
+    file: str
+    sha256: str
+
+
+class RelationShard(ShardRecord):
+    "The record of a shard of relations."
+
+    captions: int = Field(ge=0)
+    relations: int = Field(ge=0)
+    without: int = Field(ge=0, alias='captions without a relation')
+
+
+def shard_record(path: Path, kind: type = ShardRecord) -> dict:
+    "The record beside a shard; `ValueError` if it is missing or damaged."
+    return read_json(path.with_suffix('.json'), kind, SHARDS_REMEDY)
+
+
 def is_complete_shard(path: Path) -> bool:
     "Does a shard exist with the fingerprint of its record?"
     try:
-        record = json.loads(path.with_suffix('.json').read_text())
-        return hashlib.sha256(path.read_bytes()).hexdigest() == record['sha256']
-    except (OSError, ValueError, KeyError):
+        return hashlib.sha256(regular(path).read_bytes()).hexdigest() == shard_record(path)['sha256']
+    except (OSError, ValueError):
         return False
 
 
@@ -704,7 +736,7 @@ def _build(folder: Path, rows, n: int, parser, record, per_shard, processes):
     )
     for _ in progress(done, 'parsing captions', 'shard', missing):
         pass
-    shards = [json.loads(p.with_suffix('.json').read_text()) for p in paths]
+    shards = [shard_record(p, RelationShard) for p in paths]
     totals = {k: sum(s[k] for s in shards) for k in ('captions', 'relations', 'captions without a relation')}
     summary = dict(record, counts=totals, skipped=dict(skipped), shards=shards)
     _write_atomically(folder / 'shards.json', json.dumps(summary, indent=1).encode())
@@ -734,6 +766,8 @@ def relation_shards(
     "The folder with the relations of all captions below `root` (GeneCIS, Sec. 5.2); made once, resumed after a kill."
     one_of('captions', captions, CAPTION_CHOICES)
     one_of('rules', rules, SUBJECT_RULES)
+    if per_shard < 1 or limit is not None and limit < 1:
+        raise ValueError(f'relations: per_shard {per_shard}, limit {limit}; both must be at least 1, or limit None')
     place = data_root(root, files=True)
 
     def rows(skipped):
@@ -762,24 +796,30 @@ def relation_shards(
     )
 
 # %% ../../nbs/03_mining/01_captions.ipynb #50192c6d
+class RelationShards(Document):
+    "What `shards.json` says of a folder of relations."
+
+    parser: str
+    rules: str
+    counts: dict[str, int]
+    skipped: dict[str, int]
+    shards: list[RelationShard]
+
+
 def read_shards(folder) -> dict:
     "The content of `shards.json`: parser, rules, counts, what was left out; `ValueError` if damaged."
-    try:
-        return json.loads((Path(folder) / 'shards.json').read_text())
-    except (OSError, ValueError) as e:
-        remedy = 'delete the folder and call relation_shards again'
-        raise ValueError(f'{folder}/shards.json cannot be read ({e}); {remedy}') from None
+    return read_json(Path(folder) / 'shards.json', RelationShards, SHARDS_REMEDY)
 
 # %% ../../nbs/03_mining/01_captions.ipynb #b192c2cb
 def read_relations(folder) -> pd.DataFrame:
     "The table of relations with `RELATION_COLUMNS`, in the order of the captions; `ValueError` if a shard is damaged."
     tables = []
     for shard in read_shards(folder)['shards']:
-        path = Path(folder) / shard['file']
-        data = path.read_bytes() if path.exists() else b''
+        path = Path(folder) / Path(shard['file']).name
+        data = regular(path).read_bytes() if path.exists() else b''
         if hashlib.sha256(data).hexdigest() != shard['sha256']:
             fault = 'damaged' if data else 'missing'
-            raise ValueError(f'{path} is {fault}: delete the folder {folder} and call relation_shards again')
+            raise ValueError(f'{path} is {fault}; {SHARDS_REMEDY}')
         tables.append(pq.read_table(pa.BufferReader(data)).to_pandas())
     return pd.concat(tables, ignore_index=True)
 

@@ -136,7 +136,8 @@ def concreteness(source='auto') -> dict:
         table = pd.Series(plurals(ratings), name='rating').rename_axis('word').reset_index()
         table.to_parquet(folder / 'ratings.parquet', index=False)
 
-    folder = stored('ratings', Path(source).stem, {}, build, [fingerprint(ratings), version('inflect')])
+    order = fingerprint([*ratings.items()])  # of words with the same plural, `literal_plurals` takes the last
+    folder = stored('ratings', Path(source).stem, dict(plurals=plurals.__name__), build, [order, version('inflect')])
     return dict(pd.read_parquet(folder / 'ratings.parquet').itertuples(index=False, name=None))
 
 # %% ../../nbs/03_mining/02_concreteness.ipynb #afe9a555

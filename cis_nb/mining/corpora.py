@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['MAX_TOKENS', 'INVISIBLE', 'MARK', 'KEYS', 'NOUN_POS', 'GAP', 'FEW', 'NUM_RUNS', 'MASKINGS', 'NO_TOKEN',
-           'normalize_caption', 'truncate_to_context', 'token_marks', 'mask_literally', 'literal_mask_ids',
-           'stream_lines', 'is_binary', 'hash_text', 'text_record', 'CaptionSource', 'caption_source', 'sources_of',
-           'normalize_lines', 'Portion', 'corpus_folder', 'sample_runs', 'gap_numbers', 'frame_ids', 'mask_captions',
+           'normalize_caption', 'truncate_to_context', 'token_marks', 'mask_literally', 'literal_mask_ids', 'is_binary',
+           'hash_text', 'TextRecord', 'text_record', 'CaptionSource', 'caption_source', 'sources_of', 'normalize_lines',
+           'Portion', 'corpus_folder', 'sample_runs', 'gap_numbers', 'frame_ids', 'mask_captions', 'CorpusRecord',
            'Corpus']
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #d651705d
 import gzip
 import hashlib
-import io
 import json
 import os
 import random
@@ -33,7 +32,8 @@ import numpy as np
 import open_clip
 import spacy
 import torch
-from ..core.documents import open_unpacked
+from pydantic import Field
+from ..core.documents import Document, open_unpacked, read_json
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, text_of_ids, tokenizer, word_ids
 from ..core.parameters import one_of
 from ..core.report import progress
@@ -47,7 +47,9 @@ from cis_nb.mining.captions import (
     keyword_spans,
     map_in_order,
     read_captions,
+    SHARDS_REMEDY,
     split_columns,
+    stream_lines,
     truncate_caption,
 )
 from .parsers import find_parser, load_parser, parser_for, parser_name
@@ -123,15 +125,6 @@ def literal_mask_ids(text: str) -> list:
         ids += [PSEUDO] if part == GAP else bpe(part)
     return ids[:MAX_TOKENS]
 
-# %% ../../nbs/03_mining/04_corpora.ipynb #483ab3a8
-def stream_lines(path: Path, most: int = 1 << 16):
-    "Yield the lines of a text file, each cut to `most` characters; `ValueError` if it is damaged."
-    with open_unpacked(path) as f, io.TextIOWrapper(f, 'utf-8-sig', 'surrogateescape') as text:
-        while line := text.readline(most):
-            yield line
-            while len(line) == most and line[-1] != '\n':
-                line = text.readline(most)
-
 # %% ../../nbs/03_mining/04_corpora.ipynb #2de6e6f5
 def _is_text(line: bytes) -> bool:
     "Is a line UTF-8 without zeros?"
@@ -166,6 +159,13 @@ def _plain(name) -> str:
     return str(name).encode('utf8', 'backslashreplace').decode()
 
 
+class TextRecord(Document):
+    "What `hash_text` says."
+
+    sha256: str
+    lines: int = Field(ge=0)
+
+
 def text_record(path: Path) -> dict:
     "`hash_text`, kept in the store as long as size and time of the file stay the same."
     s = path.stat()
@@ -176,7 +176,7 @@ def text_record(path: Path) -> dict:
         (folder / 'text.json').write_text(json.dumps(hash_text(path)))
 
     kept = stored('texts', _plain(path.name), dict(path=_plain(path), size=s.st_size, time=s.st_mtime_ns), build)
-    return json.loads((kept / 'text.json').read_text())
+    return read_json(kept / 'text.json', TextRecord, SHARDS_REMEDY)
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #6bcad0c1
 class CaptionSource(NamedTuple):
@@ -452,6 +452,13 @@ def mask_captions(m, gap) -> torch.Tensor:  # (B,t) ids
 NO_TOKEN = 65535  # padding of literal ids: 0 is an id, the exclamation mark
 
 
+class CorpusRecord(Document):
+    "What `corpus.json` says."
+
+    captions: int = Field(ge=1)
+    left: dict[str, int]
+
+
 @dataclass
 class Corpus:
     "Captions as token ids with marks, mapped from the files of `corpus_folder`."
@@ -459,7 +466,7 @@ class Corpus:
     folder: Path
 
     def __post_init__(self):
-        self.about = json.loads((self.folder / 'corpus.json').read_text())
+        self.about = read_json(Path(self.folder) / 'corpus.json', CorpusRecord, SHARDS_REMEDY)
         self.marks, self.starts = self._load('marks', MARK)
         self.literal, self.literal_starts = self._load('literal', '<u2')
 

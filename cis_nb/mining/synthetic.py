@@ -7,13 +7,13 @@ __all__ = ['ROUTES', 'INSTRUCTION_TEMPLATES', 'TOO_LONG', 'BAND_KINDS', 'BLOCK',
            'NOT_FREQUENT', 'TWICE', 'NO_REPLACEMENT', 'TARGET_TOO_LONG', 'FUNNEL', 'PROMPT_END', 'INSTRUCTION_END',
            'STOP', 'MALFORMED', 'EDIT_FIELDS', 'MODEL_FILES', 'IGNORED', 'CaptionTriplet',
            'check_instruction_templates', 'object_terms', 'parse_terms', 'source_items', 'caption_id', 'is_too_long',
-           'readable_captions', 'write_json_lines', 'read_json_lines', 'make_shards', 'write_shard_list',
-           'read_shard_list', 'shard_rows', 'TermJob', 'mine_terms', 'caption_shards', 'count_terms', 'frequent_terms',
-           'term_list', 'term_cosines', 'cosine_band', 'band_rows', 'flat_index', 'sample_band', 'Replacements',
-           'open_replacements', 'replacement_folder', 'crowded_vectors', 'search_cost', 'occurrences', 'replace_term',
-           'draw_new_term', 'draw_edit_of', 'keyword_triplet', 'TripletJob', 'triplet_jobs', 'write_triplets',
-           'keyword_triplets', 'read_caption_triplets', 'mine_keyword_triplets', 'triplet_funnel', 'edit_text',
-           'parse_edit', 'read_edits', 'InstructionModel', 'language_model_folder', 'load_language_model',
+           'readable_captions', 'write_json_lines', 'read_json_lines', 'TextShard', 'make_shards', 'write_shard_list',
+           'ShardList', 'read_shard_list', 'shard_rows', 'TermJob', 'mine_terms', 'caption_shards', 'count_terms',
+           'frequent_terms', 'term_list', 'term_cosines', 'cosine_band', 'band_rows', 'flat_index', 'sample_band',
+           'Replacements', 'open_replacements', 'replacement_folder', 'crowded_vectors', 'search_cost', 'occurrences',
+           'replace_term', 'draw_new_term', 'draw_edit_of', 'keyword_triplet', 'TripletJob', 'triplet_jobs',
+           'write_triplets', 'keyword_triplets', 'read_caption_triplets', 'mine_keyword_triplets', 'triplet_funnel',
+           'edit_text', 'parse_edit', 'read_edits', 'InstructionModel', 'language_model_folder', 'load_language_model',
            'GumbelNoise', 'CausalInstructionModel', 'EditTexts', 'fine_tune_language_model', 'random_language_model',
            'changed_words', 'llm_triplet', 'llm_triplets', 'token_counts', 'token_shares']
 
@@ -45,15 +45,20 @@ from ..backbones.clip import DTYPES
 from ..backbones.features import text_features
 from ..backbones.loading import load_backbone
 from ..backbones.tokenizer import bpe
+from pydantic import Field
+from ..core.documents import Document, read_json, regular
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress
-from ..core.store import fingerprint, stored, stored_array
+from ..core.store import fingerprint, stored, stored_array, write_atomic
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD, find_data
 from cis_nb.mining.captions import (
     MAX_CAPTION_CHARS,
     compound_preposition,
     is_complete_shard,
+    SHARDS_REMEDY,
+    shard_record,
+    ShardRecord,
     keyword_spans,
     read_captions,
     split_columns,
@@ -70,7 +75,7 @@ from cis_nb.mining.corpora import (
 )
 from .parsers import find_parser, load_parser, parser_for, parser_name
 from ..retrieval.search import l2_normalize_array
-from ..training.checkpoints import write_atomic
+
 from ..training.loop import BaseObjective, train
 from ..world.captions import with_article
 
@@ -202,13 +207,21 @@ def write_json_lines(path: Path, rows: list, **about) -> dict:
 
 def read_json_lines(path: Path, sha256: str) -> list:
     "The rows of a shard; `ValueError` with its name if it is missing or is not what its manifest says."
-    data = path.read_bytes() if path.exists() else b''
+    data = regular(path).read_bytes() if path.exists() else b''
     if hashlib.sha256(data).hexdigest() != sha256:
         fault = 'damaged: its fingerprint is not that of its manifest' if data else 'missing'
         raise ValueError(f'{path} is {fault}; delete the folder {path.parent} and make it again')
     return [json.loads(line) for line in gzip.decompress(data).decode().split('\n')[:-1]]
 
 # %% ../../nbs/03_mining/05_synthetic.ipynb #5e000019
+class TextShard(ShardRecord):
+    "The record of a shard of lines."
+
+    lines: int = Field(ge=0)
+    read: int = Field(ge=0)
+    skipped: dict[str, int]
+
+
 def make_shards(work, jobs, processes: int, what: str) -> list:
     "Do the jobs (with a `path` each) whose shards are missing or damaged; the manifests of all shards, in order."
     paths = []
@@ -221,7 +234,7 @@ def make_shards(work, jobs, processes: int, what: str) -> list:
 
     for _ in progress(map_in_order(work, unfinished(), processes), what, 'shard'):
         pass
-    return [json.loads(p.with_suffix('.json').read_text(encoding='utf-8')) for p in paths]
+    return [shard_record(p, TextShard) for p in paths]
 
 
 def write_shard_list(folder: Path, shards: list, **about):
@@ -232,13 +245,18 @@ def write_shard_list(folder: Path, shards: list, **about):
     write_atomic(folder / 'shards.json', lambda p: p.write_text(text, encoding='utf-8'))
 
 # %% ../../nbs/03_mining/05_synthetic.ipynb #5e00001a
+class ShardList(Document):
+    "What `shards.json` says."
+
+    read: int = Field(ge=0)
+    lines: int = Field(ge=0)
+    skipped: dict[str, int]
+    shards: list[TextShard]
+
+
 def read_shard_list(folder) -> dict:
     "The content of `shards.json`: read, lines, skipped, shards; `ValueError` if it cannot be read."
-    path = Path(folder) / 'shards.json'
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as e:
-        raise ValueError(f'{path} cannot be read ({e}): delete the folder and make it again') from None
+    return read_json(Path(folder) / 'shards.json', ShardList, SHARDS_REMEDY)
 
 
 def shard_rows(folder) -> Iterator:

@@ -8,8 +8,8 @@ __all__ = ['MASK_SIDE', 'PLACE_TERMS', 'DOMAIN_TERMS', 'DRAWABLE_TERMS', 'PAIR_F
            'edit_mask', 'turned', 'WorldGenerator', 'align_tokens', 'AttentionSharing', 'SharedAttention',
            'share_attention', 'load_diffusion', 'DiffusersGenerator', 'write_random_diffusion', 'PairThresholds',
            'pair_scores', 'passed_filters', 'quantile_thresholds', 'filter_funnel', 'pair_seed', 'ScoredPairs',
-           'scored_pairs', 'shard_sample', 'ShardJob', 'read_shard_manifest', 'write_triplet_shards', 'triplet_rows',
-           'TripletShards']
+           'scored_pairs', 'ShardLine', 'ShardManifest', 'SampleRecord', 'shard_sample', 'ShardJob',
+           'read_shard_manifest', 'write_triplet_shards', 'triplet_rows', 'TripletShards']
 
 # %% ../../nbs/03_mining/06_triplet_images.ipynb #16474b0f
 import hashlib
@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import SequenceMatcher
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,11 +30,13 @@ from fastcore.basics import patch
 from filelock import FileLock
 from open_clip.tokenizer import bytes_to_unicode
 from PIL import Image
+from pydantic import Field, model_validator
 from webdataset import TarWriter
 
 from ..backbones.clip import weights_hash
 from ..backbones.features import TextMemory, l2_normalize
-from ..core.parameters import one_of, pick_device
+from ..core.documents import Document, open_regular, parse_json, read_json, regular
+from ..core.parameters import is_utf8, one_of, pick_device
 from ..core.report import progress
 from ..core.store import fingerprint, replace_synced, stored
 from ..data.image_folders import Place, Skipped, contents_key, tar_members
@@ -648,12 +650,55 @@ def scored_pairs(
 # %% ../../nbs/03_mining/06_triplet_images.ipynb #e88b97e1
 SHARD_FORMAT = 'cis-image-triplets-1'
 _PARTS = ('source.jpg', 'target.jpg', 'json', 'mask.png')  # of a sample; the last one may be missing
-_LINE = ('name', 'start', 'stop', 'inputs', 'count', 'bytes', 'sha256')  # fields of a shard in the manifest
+
+
+class ShardLine(Document):
+    "A shard in the manifest."
+
+    name: str
+    start: int = Field(ge=0)
+    stop: int = Field(ge=0)
+    inputs: str
+    count: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    sha256: str
+
+    @model_validator(mode='after')
+    def _check(self):
+        if PurePosixPath(self.name).name != self.name or self.name == '..' or not is_utf8(self.name):
+            raise ValueError('a shard is named outside its folder; do not trust this manifest')
+        if self.stop < self.start:
+            raise ValueError('a shard stops before it starts')
+        return self
+
+
+class ShardManifest(Document):
+    "The manifest of a folder of shards."
+
+    format: Literal[SHARD_FORMAT]
+    shards: list[ShardLine]
+    made: dict = {}
+
+
+class SampleRecord(Document):
+    "The JSON of a sample: a caption triplet, its seed and its scores."
+
+    id: str
+    source: str
+    target: str
+    instruction: str
+    removed: str
+    added: str
+    template: int | None = Field(ge=0)
+    route: Literal[ROUTES]
+    swapped: bool
+    seed: int
+    scores: dict[str, float]
 
 
 def _sha256(path) -> str:
     h = hashlib.sha256()
-    with open(path, 'rb') as f:
+    with open_regular(path) as f:
         while block := f.read(1 << 20):
             h.update(block)
     return h.hexdigest()
@@ -718,21 +763,9 @@ class ShardJob:
 def read_shard_manifest(folder) -> dict:
     "The manifest of a folder of shards; FileNotFoundError if there is none, ValueError if it is not one."
     path = Path(folder) / 'manifest.json'
-    try:
-        found = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError:
-        raise FileNotFoundError(f'{path} is missing; write shards with write_triplet_shards') from None
-    except ValueError as e:
-        raise ValueError(f'{path} is no JSON ({e}); get the file again') from None
-    found = found if isinstance(found, dict) else {}
-    if found.get('format') != SHARD_FORMAT or not isinstance(found.get('shards'), list):
-        raise ValueError(f'{path} is not a manifest of image triplets of the format {SHARD_FORMAT}')
-    for k, line in enumerate(found['shards']):
-        if lacking := [f for f in _LINE if not isinstance(line, dict) or f not in line]:
-            raise ValueError(f'{path}: shard {k} has no {lacking[0]!r}; needed: {", ".join(_LINE)}')
-        if Path(str(line['name'])).name != line['name']:
-            raise ValueError(f'{path}: shard {line["name"]!r} is named outside its folder; do not trust this manifest')
-    return dict(made={}) | found
+    if not path.exists() and not path.is_symlink():
+        raise FileNotFoundError(f'{path} is missing; write shards with write_triplet_shards')
+    return dict(made={}) | read_json(path, ShardManifest, f'it is no manifest of {SHARD_FORMAT}: get the file again')
 
 
 def _write_manifest(folder: Path, manifest: dict):
@@ -798,7 +831,7 @@ def _check_shard(path: Path, line: dict):
     "ValueError if a shard is not what its line of the manifest says."
     if not path.exists():
         raise ValueError('shard that is missing')
-    size = path.stat().st_size
+    size = regular(path).stat().st_size
     if size < line['bytes']:
         raise ValueError(f'shard cut short: {size:,} of {line["bytes"]:,} bytes')
     if _sha256(path) != line['sha256']:
@@ -824,15 +857,11 @@ def _samples(path: Path) -> dict:  # key -> part -> Place
 def _about(place: Place, key: str) -> dict:
     "Caption triplet, seed and scores of a sample; ValueError if its JSON is not that of a triplet."
     try:
-        about = json.loads(place.read())
-        triplet = {f.name: about[f.name] for f in fields(CaptionTriplet)}
-        scores = {f'score_{f}': about['scores'].get(f) for f in PAIR_FILTERS}
-        kinds = dict(template=(int, type(None)), swapped=bool)
-        if odd := [k for k, v in triplet.items() if not isinstance(v, kinds.get(k, str))]:
-            raise TypeError(f'{odd[0]} is of another type: {triplet[odd[0]]!r}')
-        return dict(triplet, seed=about['seed'], **scores)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise ValueError(f'{key}.json is no image triplet ({type(e).__name__}: {e})') from None
+        about = parse_json(place.read().decode(), SampleRecord, 'it', 'write the shard again')
+    except ValueError as e:
+        raise ValueError(f'{key}.json is no image triplet ({e})') from None
+    triplet = {f.name: about[f.name] for f in fields(CaptionTriplet)}
+    return dict(triplet, seed=about['seed'], **{f'score_{f}': about['scores'].get(f) for f in PAIR_FILTERS})
 
 
 def triplet_rows(path: Path, line: dict) -> list:
@@ -881,7 +910,7 @@ class TripletShards:
         one_of('damaged', damaged, ('error', 'skip'))
         self.folder, manifest = Path(folder), read_shard_manifest(folder)
         paths = [self.folder / line['name'] for line in manifest['shards']]
-        key = contents_key({p.name: p for p in paths if p.exists()})
+        key = contents_key({p.name: p for p in paths if p.is_file()})
         index = stored(
             'triplets',
             self.folder.name,

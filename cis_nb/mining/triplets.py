@@ -12,8 +12,6 @@ __all__ = ['NO_TARGET', 'NOT_CONCRETE', 'MAX_TARGET_TRIES', 'MAX_ROUNDS', 'GOLDE
 
 # %% ../../nbs/03_mining/03_triplets.ipynb #cb1ae338
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
+from ..core.orphans import run_alone
 from ..core.parameters import one_of
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import fingerprint, store_root, stored
@@ -533,7 +532,7 @@ def _in_new_process(*args) -> dict:
     "`time_sampling` in a process of its own."
     call = f'time_sampling(*{args!r})'
     code = f'import json, sys; from cis_nb.mining.triplets import time_sampling; sys.stdout.write(json.dumps({call}))'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    done = run_alone(code)
     if done.returncode:
         raise RuntimeError(
             f'{call}: exit code {done.returncode}; a large table may need more memory than there is: '

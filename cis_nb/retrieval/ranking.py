@@ -7,8 +7,6 @@ __all__ = ['Rankings', 'cosine_scores', 'rank_gallery', 'rank_own_galleries', 'r
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #4f6b9d6e
 import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,9 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from ..core.orphans import run_alone
 from ..core.report import peak_memory_bytes, progress
-from ..core.store import temporary_folder
+from ..core.store import reserve, temporary_folder
 from .metrics import ranks
 
 # %% ../../nbs/02a_retrieval/03_ranking.ipynb #31b17b9b
@@ -523,6 +522,7 @@ def rank_own_galleries(
 def _random_gallery(path: Path, images: int, dim: int, dtype: str, seed: int) -> np.memmap:
     "Random features on disk, written a chunk at a time and opened to be read."
     rng, array = np.random.default_rng(seed), np.memmap(path, dtype, 'w+', shape=(images, dim))
+    reserve(path)
     for a in range(0, images, 2**14):
         array[a : a + 2**14] = rng.standard_normal((min(2**14, images - a), dim), dtype=np.float32)
     array.flush()
@@ -628,7 +628,7 @@ def _race_alone(which: str, **settings) -> list:
         f'import json, sys; from cis_nb.retrieval import ranking; '
         f'sys.stdout.write(json.dumps(ranking.{which}(**{settings!r})))'
     )
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    done = run_alone(code)
     if done.returncode:
         raise RuntimeError(f'{which} {settings}: exit code {done.returncode}: {done.stderr[-300:]}')
     return json.loads(done.stdout)

@@ -14,8 +14,7 @@ __all__ = ['INDEX_KINDS', 'ROUNDS', 'WAY_COLORS', 'l2_normalize_array', 'cluster
 import hashlib
 import json
 import os
-import subprocess
-import sys
+
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,10 +27,11 @@ import pandas as pd
 import torch
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from ..core.documents import Document, read_json
+from ..core.orphans import run_alone
 from ..core.parameters import one_of
 from ..core.plotting import color, page
 from ..core.report import peak_memory_bytes, progress
-from ..core.store import fingerprint, manifest, stored
+from ..core.store import fingerprint, manifest, new_array, stored
 from .ranking import rank_gallery
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #07897445
@@ -406,7 +406,7 @@ def _build_kind(features: str, kind: str, sizes: list, threads: int):
 def _build_alone(**settings):
     "`_build_kind` in a process of its own."
     code = f'from cis_nb.retrieval.search import _build_kind as f; f(**{settings!r})'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    done = run_alone(code)
     if done.returncode:
         raise RuntimeError(f'{settings}: exit code {done.returncode}: {done.stderr[-300:]}')
 
@@ -444,7 +444,7 @@ def clustered_files(n: int, dim: int, queries: int, clusters: int = 1000, noise:
 
     def build(folder):
         settings = dict(dim=dim, clusters=clusters, noise=noise, seed=seed)
-        out = np.lib.format.open_memmap(folder / 'features.npy', 'w+', np.float32, (n, dim))
+        out = new_array(folder / 'features.npy', np.float32, (n, dim))
         for part, a in enumerate(range(0, n, 2**16), 1):
             out[a : a + 2**16] = clustered_vectors(min(2**16, n - a), part=part, **settings)
         out.flush()
@@ -461,7 +461,7 @@ def vector_files(name: str, gallery, queries) -> tuple:  # paths of .npy files
     "Features of a gallery (N,D) and of queries (Q,D) as float32 files in the store; the gallery is read in chunks."
 
     def build(folder):
-        out = np.lib.format.open_memmap(folder / 'features.npy', 'w+', np.float32, tuple(gallery.shape))
+        out = new_array(folder / 'features.npy', np.float32, tuple(gallery.shape))
         for a in range(0, len(gallery), _CHUNK):
             out[a : a + _CHUNK] = gallery[a : a + _CHUNK]
         out.flush()

@@ -25,13 +25,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from ..core.parameters import pick_device
 from ..core.report import progress
+from ..core.store import write_atomic
 from cis_nb.training.checkpoints import (
     last_checkpoint,
     load_checkpoint,
     load_weights,
     save_checkpoint,
     weights,
-    write_atomic,
 )
 
 # %% ../../nbs/05a_training/00_loop.ipynb #98b23133

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 import numpy as np
@@ -406,6 +407,7 @@ def test_it_is_not_trained_saved_or_opened(b, tmp_path):
         (lambda d: (d / 'vocab.txt').unlink(), 'tokenizer.json is missing'),
         (lambda d: (d / 'config.json').write_text('{"model_type": "bl'), 'config.json is damaged'),
         (lambda d: (d / 'config.json').write_text('[]'), 'config.json is damaged'),
+        (lambda d: (d / 'config.json').unlink() or os.mkfifo(d / 'config.json'), 'config.json is a pipe'),
         (lambda d: (d / 'config.json').write_text('{"model_type": "clip"}'), "model_type is 'clip', not 'blip'"),
         (
             lambda d: (d / 'model.safetensors').write_bytes((d / 'model.safetensors').read_bytes()[:3000]),

@@ -137,6 +137,14 @@ def test_missing_data_are_told_before_the_first_experiment_starts(small, monkeyp
     assert told.count('licence: ') == told.count('size: ') == 2
 
 
+def interrupted(folder):
+    "A builder of a module of the library, interrupted."
+    raise KeyboardInterrupt
+
+
+interrupted.__module__ = 'cis_nb.data.packed'
+
+
 def begun(variant: str):
     "Unfinished work in the store."
 
@@ -148,12 +156,26 @@ def begun(variant: str):
         stored('run', variant, {}, build, resume=True)
 
 
+def test_unfinished_work_of_the_same_code_is_kept_after_a_change_elsewhere(small):
+    "Only the modules of the work itself count, and of them no comments; without a record it is kept."
+    begun('of a notebook')
+    with pytest.raises(KeyboardInterrupt):
+        stored('run', 'of a module', {}, interrupted, resume=True)
+    for variant, change in (('of a notebook', dict(modules=3)), ('of a module', {})):
+        (folder,) = [r['folder'] for r in unfinished_work() if r['variant'] == variant]
+        record = folder.with_name(folder.name.replace('.partial', '.record') + '.json')
+        said = json.loads(record.read_text()) | dict(library='another') | change
+        assert change or 'cis_nb.data.packed' in said['modules']
+        record.write_text(json.dumps(said))
+    assert {r['state'] for r in unfinished_work()} == {'can be resumed'}
+
+
 def test_unfinished_work_of_other_code_is_listed_before_it_is_deleted(small, capsys):
     begun('new')
     begun('old')
     (old,) = [r['folder'] for r in unfinished_work() if r['variant'] == 'old']
     record = old.with_name(old.name.replace('.partial', '.record') + '.json')
-    record.write_text(json.dumps(json.loads(record.read_text()) | dict(library='another')))
+    record.write_text(json.dumps(json.loads(record.read_text()) | dict(modules={'cis_nb.core.store': 'another'})))
     assert main(['clean-store']) == 0
     said = capsys.readouterr().out
     assert '2 unfinished, 1 of them left by other code' in said and 'nothing deleted' in said and old.exists()

@@ -42,6 +42,12 @@ def end(e, file='receipt.json'):
     (e.folder / file).write_text('{}')
 
 
+def test_only_possible_seconds_are_kept(tmp_path):
+    said = '{"a": 3, "b": NaN, "c": -Infinity, "d": -1, "e": true, "f": "9", "g": 1' + '0' * 400 + ', "h": 0.5}'
+    (tmp_path / live.SECONDS_FILE).write_text(said)
+    assert live._kept_seconds(tmp_path) == dict(a=3, h=0.5)
+
+
 def test_nothing_runs(book):
     assert book.running() == {} and book.lines() == ['     0 of 4 experiments, 0:00 minutes, about 2:55 left']
     assert BookProgress(book.found, {}, 2).left() is None

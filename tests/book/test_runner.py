@@ -176,7 +176,7 @@ def test_a_result_made_from_older_inputs_is_another_one_to_what_reads_it(chain):
     "A page may be run alone before what it needs is up to date."
     before = inputs()
     made = dict(inputs=dict(notebook='older'), seconds=1, created='2026-01-31')
-    for name, record in (('receipt.json', receipt_of()), ('run.json', made)):
+    for name, record in (('receipt.json', receipt_of(experiment='01_imports_show')), ('run.json', made)):
         chain.write(f'reports/quick/01_imports_show/{name}', json.dumps(record))
     assert changed(before) == {'02_honest'}
 
@@ -316,7 +316,7 @@ def test_an_error_of_snakemake_reaches_the_reader(project):
 DAMAGE = {
     'empty': b'',
     'cut': b'{"reasons": ["x", "par',
-    'foreign': b'{"a": 1}',
+    'of another program': b'{"a": 1}',
     'list': b'[1]',
     'binary': b'\xff\xfe\0',
 }
@@ -344,6 +344,50 @@ def test_a_damaged_record_is_no_result_and_the_page_says_why(project):
     page = (e.folder.parent / 'html/01_honest.html').read_text()
     assert 'run again, since receipt.json is damaged (empty)' in page
     assert 'Honest' in (e.folder.parent / 'html/index.html').read_text()
+
+
+def cured(e, name: str, content: bytes) -> str:
+    "What is wrong while a file of a finished experiment holds something else."
+    good = (e.folder / name).read_bytes()
+    (e.folder / name).write_bytes(content)
+    assert not book.done(e)
+    wrong = book.damage(e)
+    (e.folder / name).write_bytes(good)
+    assert book.done(e) and not book.damage(e)
+    return wrong
+
+
+@pytest.mark.e2e
+def test_a_valid_file_of_another_run_is_no_result_and_the_book_says_why(project):
+    for name in ('01_honest', '01_collects'):
+        project.chapter(name, None)
+    for name, given in {'01_honest': 'n: 2\n', '01_honest.three': 'n: 3\n', '01_collects': ''}.items():
+        project.write(f'params/quick/{name}.yaml', given)
+        assert book.run(experiments('quick')[name])
+    found = experiments('quick')
+    e, three, collects = (found[name] for name in ('01_honest', '01_honest.three', '01_collects'))
+    assert cured(e, 'receipt.json', three.receipt.read_bytes()) == "the receipt is of '01_honest.three'"
+    renamed = json.dumps(json.loads(three.receipt.read_text()) | dict(experiment=e.name)).encode()
+    assert cured(e, 'receipt.json', renamed) == 'the receipt says n = 3, the file says 2'
+    later = json.dumps(json.loads(e.receipt.read_text()) | dict(headline='n is 4')).encode()
+    assert cured(e, 'receipt.json', later) == 'receipt.json is not the one that its run has left'
+    assert cured(e, 'run.json', (three.folder / 'run.json').read_bytes()) == "run.json is of '01_honest.three'"
+    for other in (three, collects):
+        wrong = cured(e, 'notebook.ipynb', (other.folder / 'notebook.ipynb').read_bytes())
+        assert wrong == 'notebook.ipynb is not the one that its run has left'
+    shutil.copy(collects.folder / 'notebook.ipynb', e.folder)
+    assert book.remove_outdated(e) == wrong and book.run(e)
+    assert json.loads((e.folder / 'run.json').read_text())['again'] == wrong
+
+
+@pytest.mark.e2e
+def test_another_value_in_the_parameter_file_is_no_damage(project):
+    project.chapter('01_honest')
+    assert book.run(experiments('quick')['01_honest'])
+    project.write('params/quick/01_honest.yaml', 'n: 5\n')
+    e = experiments('quick')['01_honest']
+    assert not book.done(e) and book.damage(e) == ''
+    assert site.experiment_states({e.name: e}) == {e.name: ('earlier', '')}
 
 
 @pytest.mark.e2e

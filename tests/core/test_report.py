@@ -7,7 +7,8 @@ import subprocess
 import sys
 import numpy as np
 import pytest
-from cis_nb.core.report import finish, peak_memory_bytes, progress
+import pandas as pd
+from cis_nb.core.report import finish, peak_memory_bytes, progress, show_table
 from cis_nb.core.store import StorageFault
 
 
@@ -43,6 +44,17 @@ def test_the_peak_of_memory_is_known_without_linux_too(monkeypatch):
 
     monkeypatch.setattr('pathlib.Path.read_text', missing)
     assert 0.5 * known < peak_memory_bytes() < 2 * known
+
+
+@pytest.mark.parametrize('names', [['<b>n'], ['<b>n', '<i>m'], [None]])
+def test_the_names_of_rows_and_columns_are_text(names):
+    axis = pd.MultiIndex.from_product([['<u>1']] * len(names), names=names)
+    axis = axis if len(names) > 1 else axis.get_level_values(0).set_names(names)
+    table = pd.DataFrame([['<s>2']], index=axis, columns=axis)
+    page = show_table(table, 'a table', index=True).data
+    assert not any(tag in page for tag in ('<b>n', '<i>m', '<u>1', '<s>2'))
+    assert all(name is None or name.replace('<', '&lt;').replace('>', '&gt;') in page for name in names)
+    assert list(table.index.names) == names
 
 
 def test_receipt_arrives_whole_or_not_at_all(tmp_path, monkeypatch):

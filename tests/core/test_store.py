@@ -372,16 +372,18 @@ def test_full_disk_of_temporary_files(tmp_path, monkeypatch):
 
 
 CHECKPOINTS = """
-import os
+import os, sys
 from pathlib import Path
 import torch
 from cis_nb.core.store import stored
 from cis_nb.training.checkpoints import last_checkpoint, load_checkpoint, save_checkpoint
 
 def build(folder):
-    for step, width in enumerate((4, 400)):
+    for step, width in enumerate((4, int(sys.argv[1]))):
         net = torch.nn.Linear(width, width)
-        optimizer = torch.optim.SGD(net.parameters())
+        optimizer = torch.optim.AdamW(net.parameters())
+        net(torch.ones(1, width)).sum().backward()
+        optimizer.step()
         save_checkpoint(folder, dict(net=net), optimizer, dict(step=step))
 
 try:
@@ -390,17 +392,105 @@ except OSError as e:
     print(type(e).__name__, e.errno, e)
 net = torch.nn.Linear(4, 4)
 (left,) = Path(os.environ['CIS_STORE']).glob('runs/.partial-*')
-print(load_checkpoint(last_checkpoint(left), dict(net=net), torch.optim.SGD(net.parameters())))
+print(load_checkpoint(last_checkpoint(left), dict(net=net), torch.optim.AdamW(net.parameters())))
 """
 
 
 @pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
-def test_full_disk_in_a_checkpoint(store):
-    "The fault is named, and the checkpoint before it stays whole."
+@pytest.mark.parametrize('width', [400, 160])
+def test_full_disk_in_a_checkpoint(store, width):
+    "The fault is named, and the checkpoint before it stays whole; of the smaller net the weights have room."
     store.mkdir()
-    said, state = alone(store, SMALL_DISK, CHECKPOINTS).splitlines()
+    said, state = alone(store, SMALL_DISK, CHECKPOINTS, str(width)).splitlines()
     assert said.startswith(f'StorageFault {errno.ENOSPC}') and f'disk full while building {store}' in said
     assert state == "{'step': 0}"
+
+
+ARRAYS = """
+import numpy as np
+from PIL import Image
+from cis_nb.core.store import stored
+from cis_nb.data.image_sources import ImageSource
+from cis_nb.data.products import white_squares
+from cis_nb.retrieval.search import clustered_files, vector_files
+
+images = ImageSource(['a', 'b'], lambda i: Image.new('RGB', (9, 9)), 'key')
+large = np.zeros((1000, 100), np.float32)
+for name, write in {
+    'squares': lambda: images.pixels(512),
+    'white squares': lambda: white_squares(images, 512),
+    'clustered': lambda: clustered_files(1000, 100, 10),
+    'vectors': lambda: vector_files('x', large, large[:1]),
+    'saved': lambda: stored('runs', 'x', {}, lambda folder: np.save(folder / 'x.npy', large)),
+}.items():
+    try:
+        print(name, write())
+    except OSError as e:
+        print(name, type(e).__name__, e.errno, 'disk full while building' in str(e))
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
+def test_full_disk_in_an_array(store):
+    "A file that is mapped takes its space at once; without it the system would kill the process."
+    store.mkdir()
+    said = alone(store, SMALL_DISK, ARRAYS).splitlines()
+    names = ('squares', 'white squares', 'clustered', 'vectors', 'saved')
+    assert said == [f'{name} StorageFault {errno.ENOSPC} True' for name in names], said
+
+
+EXPORTS = """
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
+from cis_nb.methods.combiner import Combiner, export_combiner
+from cis_nb.methods.pseudo_words import export_published, make_net
+
+folder, phi, combiner = Path(os.environ['CIS_STORE']), make_net('phi', D=64, W=64, hidden=512), Combiner(64, 64, 512)
+phi, vit = SimpleNamespace(phi=phi), CondViT(ViTShape(64, 32, 64, 2, 32).build())
+for name, write in {
+    'phi.pt': lambda path: export_published(phi, path),
+    'phi.safetensors': lambda path: export_published(phi, path),
+    'combiner.pt': lambda path: export_combiner(combiner, path),
+    'vit.safetensors': lambda path: write_condvit(vit, path),
+}.items():
+    (folder / name).write_text('before')
+    try:
+        write(folder / name)
+    except OSError as e:
+        print(name, type(e).__name__, e.errno, f'disk full while writing {folder / name}' in str(e))
+    print((folder / name).read_text(), [p.name for p in folder.iterdir() if 'tmp' in p.name])
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
+def test_full_disk_in_an_export(store):
+    "The file of before stays, and nothing else is left."
+    store.mkdir()
+    said = alone(store, SMALL_DISK, EXPORTS).splitlines()
+    names = ('phi.pt', 'phi.safetensors', 'combiner.pt', 'vit.safetensors')
+    assert said == [line for name in names for line in (f'{name} StorageFault {errno.ENOSPC} True', 'before []')], said
+
+
+@pytest.mark.parametrize(
+    'fault, full',
+    [
+        (OSError('1600 requested and 800 written'), True),  # of NumPy
+        (RuntimeError('[enforce fail at inline_container.cc:664] . unexpected pos 128 vs 22'), True),  # of PyTorch
+        (RuntimeError('the position is unexpected'), False),
+        (OSError(errno.EIO, 'No space left for this word'), False),
+    ],
+)
+def test_a_full_disk_is_known_by_the_words_of_libraries(store, fault, full):
+    def build(folder):
+        raise fault
+
+    with pytest.raises(core.StorageFault if full else type(fault)) as e:
+        stored('runs', 'x', {}, build)
+    assert isinstance(e.value, core.StorageFault) == full
 
 
 def test_full_disk_keeps_what_can_be_resumed(store):

@@ -1,7 +1,10 @@
 "Folders of data sets: which of several places is taken, and what is said if there is none."
 
+import os
+
 import pytest
 from cis_nb.core.experiment_files import experiments, texts_in
+from cis_nb.core.store import fingerprint
 from cis_nb.data.roots import DATA_PARAMETERS, SOURCES, cirr_root, data_root, dataset_root, need_data, need_file
 
 
@@ -20,6 +23,25 @@ def test_a_folder_here_goes_before_one_of_the_same_name_in_the_data(places):
     assert data_root('photos') == (places / 'data' / 'photos').resolve()
     (places / 'here' / 'photos').mkdir()
     assert data_root('photos') == (places / 'here' / 'photos').resolve()
+
+
+def test_a_link_to_a_folder_whose_name_is_not_utf8_stands_for_it(places):
+    "As the error for such a name advises."
+    odd = os.fsencode(places / 'data') + b'/caf\xe9'
+    os.mkdir(odd)
+    os.mkdir(odd + b'/cirr')
+    for link in (places / 'data' / 'cafe', places / 'here' / 'cafe'):
+        link.symlink_to(os.fsdecode(odd))
+        assert data_root('cafe') == link and fingerprint(str(data_root('cafe')))
+    assert cirr_root('cafe') == places / 'here' / 'cafe' / 'cirr'
+    assert dataset_root('fashioniq', 'cafe') == places / 'here' / 'cafe'
+
+
+def test_a_very_long_name_is_no_folder(places):
+    for find in (data_root, cirr_root):
+        with pytest.raises(FileNotFoundError, match=r'xxx.*\(5,000 characters\)') as e:
+            find('x' * 5000)
+        assert len(str(e.value)) < 600
 
 
 def test_a_path_from_home_is_expanded(places, monkeypatch):

@@ -10,7 +10,7 @@ from cis_nb.experiments import entries
 def test_the_receipt_of_a_training_tells_its_parameters(tmp_path, monkeypatch):
     (tmp_path / '05_train.mine').mkdir()
     (tmp_path / '05_train.mine' / 'receipt.json').write_text(
-        json.dumps(receipt_of(params=dict(method='combiner', steps=7)))
+        json.dumps(receipt_of(experiment='05_train.mine', params=dict(method='combiner', steps=7)))
     )
     monkeypatch.setenv('CIS_BOOK', str(tmp_path))
     assert entries.training_config('05_train.mine').steps == 7 and entries.training_config('mined').triplets == 'mined'

@@ -82,7 +82,7 @@ def test_the_chapter_on_a_small_dirty_folder_with_the_run_of_another_experiment(
     run = stored('run', 'pretended', {}, lambda folder: save_backbone(load_backbone('tiny', 'none', 'cpu'), folder))
     other = tmp_path / 'reports' / 'photos' / '05_train.photos'
     other.mkdir(parents=True)
-    (other / 'receipt.json').write_text(json.dumps(receipt_of(runs=[f'run/{run.name}'])))
+    (other / 'receipt.json').write_text(json.dumps(receipt_of(experiment=other.name, runs=[f'run/{run.name}'])))
     receipt, results, outputs = run_chapter(
         tmp_path, monkeypatch, data=str(small_folder(tmp_path / 'pictures')), weights=['05_train.photos', 'none']
     )
@@ -121,7 +121,7 @@ def test_a_run_is_named_by_its_experiment(tmp_path, monkeypatch):
         trained_weights('05_train.photos')
     other = tmp_path / 'photos' / '05_train.photos'
     other.mkdir(parents=True)
-    (other / 'receipt.json').write_text(json.dumps(receipt_of(runs=['run/a', 'run/b'])))
+    (other / 'receipt.json').write_text(json.dumps(receipt_of(experiment=other.name, runs=['run/a', 'run/b'])))
     assert trained_weights('05_train.photos') == str(store_root() / 'run' / 'a')
 
 

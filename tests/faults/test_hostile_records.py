@@ -55,7 +55,7 @@ def test_finished_work_is_made_again(tmp_path):
 
 VERDICTS = {'reproduced': 3}
 RECORD = receipt_of(params=dict(method='lincir', n=2), runs=['run/a'], counts=VERDICTS, versions=dict(python='3'))
-RECORD |= dict(inputs=dict(notebook='x'), seconds=1.5, reasons=['x'], traceback=['y'])
+RECORD |= dict(experiment='09_honest', inputs=dict(notebook='x'), seconds=1.5, reasons=['x'], traceback=['y'])
 ANY_TEXT = r'experiment|headline|versions.python|machine.\w+|params.method|reasons.0|traceback.0|created'
 ANY_VALUE = r'params|params.n|inputs|inputs.notebook|counts|versions|evidence|comparisons'
 OTHER_RECORD = rf'({ANY_TEXT}): text|({ANY_VALUE}): |(runs|params.method|versions.python): missing|'
@@ -83,14 +83,19 @@ def test_weights_that_a_receipt_names(tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_BOOK', str(tmp_path))
     path = tmp_path / '05_train.x' / 'receipt.json'
     path.parent.mkdir()
-    path.write_text(json.dumps(RECORD))
+    record = RECORD | dict(experiment='05_train.x')
+    path.write_text(json.dumps(record))
 
     def named_runs(data: bytes):
         for run in ('', '.', '/etc', '../../etc', 'run/../../a', 'a\0b'):
-            yield f'run {run}', json.dumps(RECORD | dict(runs=[run])).encode()
+            yield f'run {run}', json.dumps(record | dict(runs=[run])).encode()
+
+    def foreign(data: bytes):
+        for name in ('', '05_train.y', '05_train'):
+            yield f'a receipt of {name}', json.dumps(record | dict(experiment=name)).encode()
 
     read = lambda: (trained_weights('05_train.x'), {})  # noqa: E731
-    assert attack('records', path, read, (*JSON, named_runs)) == []
+    assert attack('records', path, read, (*JSON, named_runs, foreign)) == []
     assert attack('records', path, lambda: (run_folder(path.parent), {}), [named_runs], places=False) == []
 
 

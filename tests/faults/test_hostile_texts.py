@@ -140,6 +140,10 @@ YAML = {
     'huge integer': 'steps: 1' + '0' * 5000 + '\n',
     'integer of 70 bits': f'steps: {2**70}\n',
     'infinite': 'lr: .inf\n',
+    'an integer of 401 digits for a float': 'lr: 1' + '0' * 400 + '\n',
+    'not a number in an object': 'shape: {depth: .nan}\n',
+    'negative in an object': 'shape: {depth: -1}\n',
+    'huge in a list without a default': 'more: [1' + '0' * 400 + ']\n',
     'not a number': 'lr: .nan\n',
     'negative': 'steps: -1\n',
     'zero': 'steps: 0\n',
@@ -167,6 +171,7 @@ def test_parameters(tmp_path):
     path = tmp_path / 'a.yaml'
     path.write_text('steps: 3\ntasks: [full]\n')
     known = dict(steps=24, lr=1e-3, tasks=['full', 'subset'], seeds=[0, 1], device='auto', name='tiny')
+    known |= dict(shape=dict(depth=2), more=[])
 
     def changes(_):
         yield from ((name, text.encode()) for name, text in YAML.items())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 import pytest
@@ -225,6 +226,9 @@ ADDRESSES = [  # as in the file of Conceptual Captions, and as other writers spe
     'Https://example.org/hat.png',
     'ftp://example.org/table.gif',
     '//cdn.example.org/car.jpg',
+    '"http://example.org/a red cup.jpg"',
+    'http://example.org/a red cup.jpg',
+    'www.example.org/cup.jpg',
 ]
 
 
@@ -232,7 +236,7 @@ ADDRESSES = [  # as in the file of Conceptual Captions, and as other writers spe
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
 def test_the_official_file_of_conceptual_captions(tmp_path, name, end):
     "A caption, a tab and an address in a line: no address becomes a word, and no caption is lost."
-    texts = world_texts(6)
+    texts = world_texts(len(ADDRESSES))
     data = ''.join(f'{text}\t{address}{end}' for text, address in zip(texts, ADDRESSES)).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('gz') else data)
     rows, skipped = read_captions(tmp_path / name)
@@ -240,6 +244,22 @@ def test_the_official_file_of_conceptual_captions(tmp_path, name, end):
     plain = text_file(tmp_path / 'plain.txt', texts)
     found, alone = (read_relations(relation_shards(p, 'world', processes=1)) for p in (tmp_path / name, plain))
     assert len(found) and found.equals(alone)
+
+
+@pytest.mark.parametrize('counts', [dict(per_shard=-5), dict(per_shard=0), dict(limit=-1), dict(limit=0)])
+def test_counts_of_captions_below_one_are_refused(tmp_path, counts):
+    with pytest.raises(ValueError, match='per_shard .*, limit .*; both must be at least 1'):
+        relation_shards(text_file(tmp_path / 'c.txt', world_texts(3)), 'world', **counts)
+
+
+def test_a_very_long_line_is_not_held_whole(tmp_path):
+    path = text_file(tmp_path / 'c.txt', ['a red car', 'a cup ' * 2_000_000, 'a ball on the sand'])
+    read_captions(path, limit=1)  # loads what reading needs
+    tracemalloc.start()
+    rows, skipped = read_captions(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [image for image, *_ in rows] == ['1', '2', '3'] and peak < 4_000_000 < path.stat().st_size / 2
 
 
 LONG = """
@@ -346,7 +366,7 @@ def test_a_damaged_shard_is_named_with_the_remedy(tmp_path, damage):
         )
     with pytest.raises(
         ValueError,
-        match=r'relations-00001.parquet is (damaged|missing): delete the folder .* call relation_shards again',
+        match=r'relations-00001.parquet is (damaged|missing); delete the folder and run again',
     ):
         read_relations(folder)
 
@@ -354,7 +374,7 @@ def test_a_damaged_shard_is_named_with_the_remedy(tmp_path, damage):
 def test_a_damaged_list_of_shards_is_named(tmp_path):
     folder = relation_shards(text_file(tmp_path / 'c.txt', world_texts(5)), 'world', processes=1)
     (folder / 'shards.json').write_text('{"shards": [')
-    with pytest.raises(ValueError, match='shards.json cannot be read .* delete the folder'):
+    with pytest.raises(ValueError, match='shards.json is not JSON .* delete the folder'):
         read_relations(folder)
 
 

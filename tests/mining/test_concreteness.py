@@ -53,6 +53,36 @@ def test_ratings_missing(monkeypatch, tmp_path):
         C.concreteness.__wrapped__('auto')
 
 
+WORDS = [line(w, v) for w, v in dict(dog=4.85, dogs=5.0, short=3.61, shorts=4.82).items()]
+
+
+@pytest.mark.parametrize('first', ['literal', 'auto'])
+@pytest.mark.parametrize('words', [WORDS, WORDS[::-1]])
+def test_a_file_called_literal_is_one_like_others(tmp_path, monkeypatch, first, words):
+    "Whichever table the store has got first; the same words in another order are another table."
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    monkeypatch.setenv('CIS_DATA', str(tmp_path))
+    for n, lines in enumerate((WORDS[::-1], words)):  # the second table is the one at hand
+        (tmp_path / 'concreteness').mkdir(exist_ok=True)
+        copy = rated(tmp_path / 'literal.txt', *lines)
+        rated(tmp_path / 'concreteness' / C.RATINGS_FILE, *lines)
+        given = {'literal': 'literal', 'auto': str(copy)}
+        found = {k: C.concreteness.__wrapped__(given[k]) for k in (first, *given)}
+        plain = C.read_ratings(copy)
+        assert found['literal'] == C.literal_plurals(plain) and found['auto'] == C.with_plurals(plain), n
+    assert found['literal']['dog'] == 5.0 and found['auto']['dog'] == 4.85
+
+
+def test_of_words_with_one_plural_the_last_counts_in_the_published_program(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path / 'store'))
+    monkeypatch.setenv('CIS_DATA', str(tmp_path))
+    (tmp_path / 'concreteness').mkdir()
+    for lines, rating in ((['toe', 'to'], 1.6), (['to', 'toe'], 4.9)):
+        values = dict(toe='4.9', to='1.6')
+        rated(tmp_path / 'concreteness' / C.RATINGS_FILE, *(line(w, values[w]) for w in lines))
+        assert C.concreteness.__wrapped__('literal')['toes'] == rating
+
+
 real = DATA / 'concreteness'
 
 

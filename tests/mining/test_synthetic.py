@@ -438,7 +438,7 @@ def test_a_damaged_caption_shard_ends_the_making_of_triplets(store, every_thing)
 
 
 def test_a_folder_without_its_list_is_named(tmp_path):
-    with pytest.raises(ValueError, match='shards.json cannot be read'):
+    with pytest.raises(ValueError, match='shards.json: cannot be read'):
         list(S.read_caption_triplets(tmp_path))
 
 

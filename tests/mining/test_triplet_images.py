@@ -519,7 +519,12 @@ def replaced(part, data):
     return lambda members: [(n, data if n == f'000000001.{part}' else d) for n, d in members]
 
 
-ODD = json.dumps(dict(asdict(NUMBERED[0]), instruction=5, seed=0, scores={})).encode()
+def record(**fields) -> bytes:
+    "The JSON of a sample with other fields."
+    return json.dumps(dict(asdict(NUMBERED[0]), seed=0, scores={}) | fields).encode()
+
+
+ODD = record(instruction=5)
 
 
 @pytest.mark.parametrize(
@@ -534,7 +539,15 @@ ODD = json.dumps(dict(asdict(NUMBERED[0]), instruction=5, seed=0, scores={})).en
         (replaced('json', b'{'), '000000001.json is no image triplet'),
         (replaced('json', b'[]'), '000000001.json is no image triplet'),
         (replaced('json', b'{"id": "1"}'), '000000001.json is no image triplet'),
-        (replaced('json', ODD), 'instruction is of another type'),
+        (replaced('json', ODD), 'instruction is 5, not str'),
+        (replaced('json', record(scores=dict(image_image=float('nan')))), 'NaN is no number of JSON'),
+        (replaced('json', record(scores=dict(image_image='high'))), "scores.image_image is 'high', not float"),
+        (replaced('json', record(template=-1)), 'template is -1'),
+        (replaced('json', record(route='other')), "route is 'other'"),
+        (replaced('json', record(seed=2**70)), 'integer of more than 64 bits'),
+        (replaced('json', record(id='\ud800')), 'surrogates not allowed'),
+        (replaced('json', record()[:-1] + b', "id": "2"}'), "'id' occurs twice"),
+        (replaced('json', b'\xff\xfe'), '000000001.json is no image triplet'),
     ],
 )
 def test_a_faulty_shard_is_an_error_or_is_left_out(tmp_path, store, change, says):
@@ -613,12 +626,12 @@ def test_a_mask_of_another_size_or_that_is_no_image_is_refused(tmp_path, store):
 @pytest.mark.parametrize(
     'text, says',
     [
-        ('{', 'is no JSON'),
-        ('[]', 'is not a manifest'),
-        ('{"format": "other", "shards": []}', 'is not a manifest'),
-        (f'{{"format": "{T.SHARD_FORMAT}"}}', 'is not a manifest'),
-        (f'{{"format": "{T.SHARD_FORMAT}", "shards": [{{"name": "a.tar"}}]}}', "shard 0 has no 'start'"),
-        (f'{{"format": "{T.SHARD_FORMAT}", "shards": [3]}}', "shard 0 has no 'name'"),
+        ('{', 'is not JSON.*it is no manifest of cis-image-triplets-1: get the file again'),
+        ('[]', 'is list, not an object; it is no manifest'),
+        ('{"format": "other", "shards": []}', "format is 'other'"),
+        (f'{{"format": "{T.SHARD_FORMAT}"}}', "has no 'shards'"),
+        (f'{{"format": "{T.SHARD_FORMAT}", "shards": [{{"name": "a.tar"}}]}}', r"shards\[0\]: has no 'start'"),
+        (f'{{"format": "{T.SHARD_FORMAT}", "shards": [3]}}', r'shards\[0\]: is int, not an object'),
     ],
 )
 def test_a_broken_manifest_is_refused_by_reader_and_writer(tmp_path, text, says):
@@ -631,7 +644,7 @@ def test_a_broken_manifest_is_refused_by_reader_and_writer(tmp_path, text, says)
 def test_a_manifest_that_names_a_file_outside_is_refused(tmp_path):
     write(tmp_path / 'shards')
     manifest = json.loads((tmp_path / 'shards/manifest.json').read_text())
-    for name in ('../shards/000000000.tar', '/000000000.tar', 5):
+    for name in ('../shards/000000000.tar', '/000000000.tar', '..'):
         manifest['shards'][0]['name'] = name
         (tmp_path / 'shards/manifest.json').write_text(json.dumps(manifest))
         with pytest.raises(ValueError, match='named outside its folder'):
