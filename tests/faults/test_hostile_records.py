@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import attack, byte_changes, json_changes, text_changes
+from hostile import attack, byte_changes, json_changes, remove, text_changes
 from markupsafe import escape
 from projects import receipt_of
 from safetensors.torch import load, save
@@ -29,7 +29,10 @@ from cis_nb.core.experiment_files import (
     trained_weights,
 )
 from cis_nb.core.store import manifest, stored
+from cis_nb.data.roots import WORLD
 from cis_nb.methods.pseudo_words import export_published, make_net, read_published_net
+from cis_nb.mining.captions import is_complete_shard, read_relations, relation_shards, write_shard
+from cis_nb.mining.corpora import Corpus, corpus_folder
 from cis_nb.retrieval.search import SearchIndex, build_index
 from cis_nb.training.checkpoints import load_checkpoint, save_checkpoint
 from cis_nb.training.validation import read_net, run_folder, write_net
@@ -207,6 +210,39 @@ def test_files_of_a_finished_experiment(project, name):
         return (page, table), {}
 
     assert attack('reports', e.folder / name, read, [byte_changes]) == []
+
+
+def test_lists_of_relations(tmp_path):
+    path = tmp_path / 'captions.txt'
+    path.write_text('a red ball on the sand\n' * 3)
+    folder = relation_shards(str(path), 'world', processes=1)
+    read = lambda: (read_relations(folder), {})  # noqa: E731
+    about = 'parser|rules|captions|attributes|per_shard|split|limit|counts|skipped'  # the table is in the shards
+    other = f'({about})(\\.[\\w ]+)?: |shards.0.(captions|relations|different captions|captions without a relation): '
+    assert attack('shards', folder / 'shards.json', read, JSON, names=[folder.name], valid_too=other) == []
+
+
+def test_records_of_shards(tmp_path):
+    "A shard whose record cannot be read is not complete, and is made again."
+    path = tmp_path / 'relations-00000.parquet'
+    rows = [(str(i), 'train', 'a red ball on the sand') for i in range(3)]
+
+    def read():
+        if not is_complete_shard(path):
+            remove(path.with_suffix('.json'))
+            write_shard((str(path), rows, 'world', False, 'own'))
+        return is_complete_shard(path), {}
+
+    write_shard((str(path), rows, 'world', False, 'own'))
+    assert attack('shards', path.with_suffix('.json'), read, JSON) == []
+
+
+def test_records_of_corpora(tmp_path):
+    path = tmp_path / 'captions.txt'
+    path.write_text('a red ball on the sand\n' * 3)
+    folder = corpus_folder(path, WORLD, processes=1)
+    read = lambda: (len(Corpus(folder)), Corpus(folder).about)  # noqa: E731
+    assert attack('corpora', folder / 'corpus.json', read, JSON, names=[folder.name]) == []
 
 
 def test_search_index(tmp_path):

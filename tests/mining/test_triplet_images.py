@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import random
 import shutil
 import sys
@@ -649,6 +650,18 @@ def test_a_manifest_that_names_a_file_outside_is_refused(tmp_path):
         (tmp_path / 'shards/manifest.json').write_text(json.dumps(manifest))
         with pytest.raises(ValueError, match='named outside its folder'):
             T.TripletShards(tmp_path / 'shards')
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, store):
+    write(tmp_path)
+    for name, says in {
+        '000000005.tar': 'is a pipe, not a regular file',
+        'manifest.json': 'manifest.json is a pipe',
+    }.items():
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=says):
+            T.TripletShards(tmp_path)
 
 
 def test_no_folder_and_an_unknown_choice(tmp_path):
