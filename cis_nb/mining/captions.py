@@ -774,17 +774,9 @@ def relation_shards(
         return iterate_captions(place, captions, split, limit, skipped)
 
     n, key = _counted(rows, place, split)
-    if parser == 'auto':
-        parser = find_parser()
-    record = dict(
-        parser=parser_name(load_parser(parser)),
-        rules=rules,
-        captions=captions,
-        attributes=attributes,
-        per_shard=per_shard,
-        split=split,
-        limit=limit,
-    )
+    parser = find_parser() if parser == 'auto' else parser
+    record = dict(parser=parser_name(load_parser(parser)), rules=rules, captions=captions, attributes=attributes)
+    record |= dict(per_shard=per_shard, split=split, limit=limit)
     parser_files = [Path(parser)] if Path(parser).is_dir() else []
     return stored(
         'relations',
