@@ -216,7 +216,6 @@ def test_tests_mirror_the_packages():
 PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook asserts all that is to be said
     'backbones.tokenizer',
     'core.documents',
-    'core.orphans',
     'data.augmentation',
     'data.products',
     'experiments.backbones',
