@@ -752,6 +752,12 @@ def _counted(rows, root, split) -> tuple:  # their number, the hash of their con
     return n, content.hexdigest()
 
 # %% ../../nbs/03_mining/01_captions.ipynb #e473a4d5
+def _check_counts(per_shard: int, limit):
+    "ValueError for numbers of captions below 1."
+    if per_shard < 1 or limit is not None and limit < 1:
+        raise ValueError(f'relations: per_shard {per_shard}, limit {limit}; both must be at least 1, or limit None')
+
+
 def relation_shards(
     root,  # a folder of images with captions, or a text file of captions
     parser: str = 'auto',  # see `load_parser`
@@ -766,8 +772,7 @@ def relation_shards(
     "The folder with the relations of all captions below `root` (GeneCIS, Sec. 5.2); made once, resumed after a kill."
     one_of('captions', captions, CAPTION_CHOICES)
     one_of('rules', rules, SUBJECT_RULES)
-    if per_shard < 1 or limit is not None and limit < 1:
-        raise ValueError(f'relations: per_shard {per_shard}, limit {limit}; both must be at least 1, or limit None')
+    _check_counts(per_shard, limit)
     place = data_root(root, files=True)
 
     def rows(skipped):
