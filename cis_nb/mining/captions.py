@@ -779,8 +779,7 @@ def relation_shards(
         return iterate_captions(place, captions, split, limit, skipped)
 
     n, key = _counted(rows, place, split)
-    if parser == 'auto':
-        parser = find_parser()
+    parser = find_parser() if parser == 'auto' else parser
     record = dict(
         parser=parser_name(load_parser(parser)),
         rules=rules,
