@@ -112,6 +112,9 @@ def test_a_configuration_says_what_every_parameter_is(name):
     assert [k for k, _, help in api.config_rows(plugin.Config()) if not help] == []
     with pytest.raises(ValueError, match='unknown parameter .stepz.; did you mean .steps.'):
         api.configure(plugin.Config, dict(stepz=3))
+    for workers in (0, api.MAX_WORKERS + 1):
+        with pytest.raises(ValueError, match='workers'):
+            api.configure(plugin.Config, dict(workers=workers))
 
 
 @pytest.mark.parametrize('name', TRAINED)

@@ -406,7 +406,7 @@ def test_a_kill_leaves_nothing_finished_and_the_next_run_goes_on(tmp_path, monke
     fresh = relation_shards(source, 'world', per_shard=10, processes=1)
     names = sorted(p.name for p in fresh.glob('relations-*'))
     assert len(names) == 18 and all((folder / n).read_bytes() == (fresh / n).read_bytes() for n in names)
-    assert not list(folder.glob('*.part'))
+    assert not list(folder.glob('.tmp-*'))
 
 
 # ---- English
