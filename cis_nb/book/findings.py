@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from .runner import done
+from ..core.code import library_version
 from ..core.experiment_files import experiments, read_record
 from ..core.report import KEPT
 
@@ -31,7 +32,7 @@ def _finding(e) -> dict:
         seconds=round(run['seconds']),
         date=receipt['created'][:10],
         device=where['gpu'] or where['cpu'],
-        library=receipt['versions']['cis_nb'],
+        library=library_version(),
     )
 
 
