@@ -14,6 +14,7 @@ from .runner import done
 from ..core.code import library_version
 from ..core.experiment_files import experiments, read_record
 from ..core.report import KEPT
+from ..core.store import write_atomic
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00005
 FINDINGS = KEPT / 'findings.csv'
@@ -49,7 +50,7 @@ def add_findings(rows: list, file: Path = None) -> pd.DataFrame:
     "Keep findings; one replaces the earlier one of the same experiment, the others stay."
     both = pd.concat([read_findings(file), pd.DataFrame(rows, columns=COLUMNS)])
     kept = both.drop_duplicates(['profile', 'experiment'], keep='last').sort_values(['profile', 'experiment'])
-    kept.to_csv(file or FINDINGS, index=False)
+    write_atomic(Path(file or FINDINGS), lambda p: kept.to_csv(p, index=False))
     return kept
 
 
