@@ -406,7 +406,7 @@ def test_cirr_lies_in_the_folder_or_beside_the_other_data_and_an_error_names_bot
     for data in (str(tmp_path / 'nowhere'), 'published'):
         with pytest.raises(
             FileNotFoundError,
-            match=rf"data '{data}': CIRR is neither .*cirr nor a folder cirr in CIS_DATA \(not set\).*data: world",
+            match=rf"data '{data}': CIRR is neither a folder cirr in it nor one in CIS_DATA \(not set\).*data: world",
         ):
             cirr_root(data, 30)
     monkeypatch.setenv('CIS_DATA', str(all_data))

@@ -1,6 +1,7 @@
 "Triplet mining: faulty input and invariants."
 
 import json
+import sys
 from collections import Counter
 import numpy as np
 import pandas as pd
@@ -314,6 +315,6 @@ def test_rates_come_from_processes_of_their_own():
 
 
 def test_a_race_that_dies_says_so(monkeypatch):
-    monkeypatch.setattr(T.sys, 'executable', '/bin/false')
+    monkeypatch.setattr(sys, 'executable', '/bin/false')
     with pytest.raises(RuntimeError, match='all at once.*exit code 1'):
         T._in_new_process('all at once', 10, 5)
