@@ -301,7 +301,7 @@ def _check_memory(tensors: dict, path):
     if needed > SHARED * there:
         raise ValueError(f'{path}: its tensors need {needed:,} bytes, and it has {there:,}; {remedy}')
 
-
+# %% ../../nbs/04a_backbones/00_weights.ipynb #956da279
 def check_tensors(tensors: dict, path):
     """ValueError if a tensor holds other numbers than finite floats, counters aside, is not dense, or if all need
     more memory than the file has bytes."""

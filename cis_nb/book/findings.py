@@ -45,7 +45,7 @@ def read_findings(file: Path = None) -> pd.DataFrame:  # COLUMNS
         raise ValueError(f'{file}: needed are the columns {", ".join(COLUMNS)}; write it by `cis-book keep full`')
     return found
 
-
+# %% ../../nbs/10_book/07_findings.ipynb #3e04450d
 def add_findings(rows: list, file: Path = None) -> pd.DataFrame:
     "Keep findings; one replaces the earlier one of the same experiment, the others stay."
     both = pd.concat([read_findings(file), pd.DataFrame(rows, columns=COLUMNS)])

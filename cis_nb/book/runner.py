@@ -87,7 +87,7 @@ def _damaged_records(e: Experiment) -> str:
     "What is wrong with the records of an experiment; '' for nothing."
     return '; '.join(filter(None, (read_record(e.folder / name)[1] for name in RECORDS)))
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #8ddd758c
 def fingerprints_left(folder: Path) -> dict:  # name -> fingerprint
     "The receipt of a run and the files that the pages read, as they are now."
     return {name: file_hash(folder / name) for name in ('receipt.json', *FILES_READ) if (folder / name).is_file()}
@@ -113,7 +113,7 @@ def damage(e: Experiment) -> str:
     needed = [name for name in FILES_READ if name == 'notebook.ipynb' or receipt.get('rows')]
     return '; '.join([*filter(None, (unreadable(e.folder / name) for name in needed))] or _foreign(e, receipt))
 
-
+# %% ../../nbs/10_book/00_runner.ipynb #8d53e479
 def last_inputs(e: Experiment) -> dict:
     "What the result of an experiment was made from; nothing if it has none, or damaged records."
     if not e.receipt.exists() or _damaged_records(e):

@@ -665,7 +665,7 @@ def _over_seeds(rows: pd.DataFrame) -> pd.DataFrame:  # method -> mean, std, see
     rows = rows[rows.method.isin(api.method_styles())]
     return rows.groupby('method', sort=False).value.agg(mean='mean', std='std', seeds='size')
 
-
+# %% ../../nbs/10_book/01_site.ipynb #5db51237
 def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
     "The columns of the matrix: values by method, with title, page, its world and protocol."
     out, known = [], api.main_metrics()
@@ -733,7 +733,7 @@ def _column_groups(every: list) -> list:  # of lists of columns, each a table
         left = [c for c in every if {*c['values'].index} - shown.keys()]
     return groups
 
-
+# %% ../../nbs/10_book/01_site.ipynb #87f4a3ee
 def _matrix_table(columns: list, every: list, before: dict) -> dict:
     "Columns, and a row for each method that has a number in one of them; `before`: methods of the tables above."
     titles = {m: api.method_style(m).title for m in _methods_in(columns)}

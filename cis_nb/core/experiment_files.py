@@ -58,7 +58,7 @@ class NotebookOutput(Document):
             b64decode(''.join(texts[kind]))  # a ValueError for damaged ones
         return self
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #e91736a2
 class CellMetadata(Document):
     "What the book reads of the metadata of a cell."
 
@@ -88,7 +88,7 @@ class Notebook(Document):
     cells: list[NotebookCell] = Field(min_length=1)
     metadata: dict = {}
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #27f29380
 def read_notebook(path, remedy: str = 'restore it, for example with `git checkout`') -> dict:
     "A notebook, each cell's `source` as one string; ValueError for a file that is none."
     try:
@@ -414,7 +414,7 @@ class ReceiptMachine(Document):
     gpu: str
     os: str
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #064249cb
 class ReceiptParams(Document):
     "What the book itself reads of the parameters of a run."
 
@@ -442,7 +442,7 @@ class RunInputs(Document):
 
     params: dict = {}
 
-
+# %% ../../nbs/00a_core/03_experiment_files.ipynb #d94faf45
 class RunRecord(Document):
     "The record of every run."
 

@@ -253,7 +253,7 @@ def _forest_row(ax, y: float, row: tuple, unit: str):
     ax.plot([low, high], [y, y], color=c, lw=2.2, solid_capstyle='butt')
     ax.plot(difference, y, 'o', ms=7, mec=c, mew=1.8, mfc=c if sure else 'white')
 
-
+# %% ../../nbs/00a_core/05_plotting.ipynb #47e304b2
 def forest(
     rows: list,  # (label, difference, low, high), and where comparisons are corrected, whether it survives
     xlabel='difference',

@@ -306,7 +306,7 @@ def _columns(name: str, row: list) -> list:
         raise ValueError(f'{name}, line 1: {twice[0]!r} is the name of two columns; give each its own name')
     return names
 
-
+# %% ../../nbs/00b_data/01_image_folders.ipynb #e527ccc6
 def _csv_rows(name: str, text: str, skipped: Skipped):
     "Rows of a comma or tab separated file, with a header or just image and caption."
     tab = '\t' in text.split('\n', 1)[0]

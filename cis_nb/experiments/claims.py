@@ -41,7 +41,7 @@ from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, sample_noise
 from ..retrieval.metrics import ranks
 from ..retrieval.statistics import bootstrap_ci, families_of
-from ..core.experiment_files import defaults, notebooks, read_notebook, read_record, receipt_path
+from ..core.experiment_files import defaults, notebooks, read_notebook, read_receipt, receipt_path
 from ..core.parameters import checked
 from ..core.plotting import color, forest, page
 from ..core.report import show_table
@@ -548,9 +548,11 @@ def judge(run, folder, composed_run=None, evidence=None) -> pd.DataFrame:  # id,
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #eaa70291
 def sibling_receipt(experiment: str) -> dict:  # None if there is none
-    "The receipt of another experiment of the same book; a damaged one is none."
-    path = receipt_path(experiment)
-    return path and read_record(path)[0] or None
+    "The receipt of another experiment of the same book; a damaged or foreign one is none."
+    try:
+        return read_receipt(experiment, receipt_path(experiment))
+    except (FileNotFoundError, ValueError):
+        return None
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #361feb90
 @dataclass(frozen=True, eq=False)
@@ -653,7 +655,7 @@ def own_comparisons_of_untested(
     own = [lines for lines in (with_role(c, OWN_COMPARISON) for c in untested) if lines]
     return len(own), sum(any(c['high'] < 0 for c in lines) for lines in own)
 
-
+# %% ../../nbs/05b_experiments/08_claims.ipynb #ebe1696b
 def verdict_finding(verdicts: pd.DataFrame) -> str:
     "The number of claims with each verdict, in one line."
     n = verdict_counts(verdicts).sum()

@@ -228,7 +228,7 @@ def recipe_lines(per_query, recipe: str, seed: int = 0, size: str = '') -> dict:
         G06=[line(recipe, 'image_only', focus), *(line('image_only', recipe, focus, k) for k in (2, 3))],
     )
 
-
+# %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #308e776f
 def recipe_evidence(per_query, tuned: bool, seed: int = 0, size: str = '') -> dict:  # claim -> lines
     """G04 to G06, judged on the published recipe (`tuned`: it was trained, with enough seeds); trainings on a frozen
     backbone, of this `size`, are own comparisons."""

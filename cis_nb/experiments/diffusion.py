@@ -280,7 +280,7 @@ def sampler_scores(entries: list, samplers: list, tasks: dict) -> pd.DataFrame: 
         rows += [[k, *s, validation_score(encoded_in_turn(sampled, t), t)] for k, t in tasks.items()]
     return pd.DataFrame(rows, columns=['task', *Sampler._fields, 'score'])
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #6792817d
 def cached_sampler_scores(entries: list, samplers: list, tasks: dict) -> Path:  # the folder
     "`sampler_scores`, made once; `samplers` have one number of steps."
     methods, given = [e.method for e in entries], sorted(samplers)
@@ -409,7 +409,7 @@ def registered_name(benchmark: Benchmark) -> str:
     own = benchmark.name.split('/')[0]
     return next(n for n, plugin in plugins.items() if own in {m.split('/')[0] for m in plugin.main})
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #81e85387
 def benchmark_samplers(entries: list, tuning: list, p: dict) -> dict:  # (method, benchmark) -> ChosenSampler
     """What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`, on at most
     `chosen_on` (registered name -> number; all without one) of its queries; nothing without samplers."""
@@ -524,7 +524,7 @@ def sampler_words(s: Sampler) -> str:
     "A setting of the sampler."
     return f'{steps_in_words(s.steps)}, w_I {s.w_image:g}, w_T {s.w_text:g}'
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #db040912
 def sampler_note(run: SampledRun) -> str:
     "Who chooses the settings of the samplers, and which CompoDiffs have those of their training."
     trained = {e.title: e.method for e in compodiff_entries(run.entries)}
@@ -549,7 +549,7 @@ def chosen_by(benchmark: str, chosen: ChosenSampler) -> str:
         return main.title
     return ' '.join([benchmark, *(f'{metric}@{k}' for metric, k in sorted(chosen.measures))])
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #91b5fa21
 def samplers_table(run: SampledRun) -> pd.DataFrame:
     "The validation score of each setting, percent: a row for each training and setting; an arrow marks the chosen."
     rows = {}
@@ -1428,7 +1428,7 @@ def point_difference(grid: pd.DataFrame, a: tuple, b: tuple, k: int, seed: int =
     words = ' − '.join(f'w_I {w_image:g}, w_T {w_text:g}' for w_image, w_text in (a, b))
     return contrast(lines, dict(a=1, b=-1), k=k, seed=seed), f'R@{k}, {words}'
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #2b321855
 def peak_evidence(
     grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS
 ) -> list:  # of lines
@@ -1448,7 +1448,7 @@ def peak_evidence(
     both = claim_evidence(*point_difference(grid, published, at, k, seed))
     return [*losses(at), place, *as_own([both, *own])]
 
-
+# %% ../../nbs/05b_experiments/27_diffusion.ipynb #6e481488
 def guidance_evidence(
     grid: pd.DataFrame, at: tuple, k: int, seed: int = 0, published=PUBLISHED_WEIGHTS, departures: str = ''
 ) -> dict:  # claim -> lines

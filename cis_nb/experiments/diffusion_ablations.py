@@ -375,7 +375,7 @@ def over_seeds_only(lines: list) -> list:
     shown = [as_own([c])[0] if one else c for one, c in zip(single, lines)]
     return shown + ([untested('an interval over training seeds; this run has one seed')] if any(single) else [])
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #125f20d4
 def time_evidence(seconds: dict, repeats: int) -> list:  # of lines
     "C12: time is linear in the steps, and that of a hundred is at least half of twenty times that of five."
     ratio = slope_ratio(seconds)
@@ -397,9 +397,11 @@ def is_fine_tuned(run: MatrixRun) -> bool:
 
 
 def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, seed: int = 0) -> dict:  # claim -> lines
-    """C11 to C13; `limit` as for `near_evidence`. A fine-tuned training tests the clause of C11 and C13 on it alone,
-    another one leaves it untested. Where the recipe departs from the published one, recall is an own comparison."""
-    steps, departures, tuned = sorted(seconds), recipe_departures(run.entries), is_fine_tuned(run)
+    """C11 to C13; `limit` as for `near_evidence`; `seconds` may have more steps than are ranked. A fine-tuned
+    training tests the clause of C11 and C13 on it alone, another one leaves it untested. Where the recipe departs from
+    the published one, recall is an own comparison."""
+    steps = [n for n in sorted(seconds) if step_name(n) in run.titles]
+    departures, tuned = recipe_departures(run.entries), is_fine_tuned(run)
     found = {'C11': near_evidence(run, steps, limit, seed), 'C13': rise_evidence(run, steps, seed)}
     found = {claim: judged_recipe(of_compodiff(over_seeds_only(v)), departures) for claim, v in found.items()}
     if tuned:
@@ -440,7 +442,7 @@ def step_count_figure(run: MatrixRun, alone: dict, batch: dict, rows: int):
     left.set(ylabel='percent', title='Score')
     right.set(ylabel='queries per second', title=f'{rows} queries at a time')
     for ax in (left, right):
-        ax.set(xscale='log', xticks=list(alone), xticklabels=list(alone))
+        ax.set(xscale='log', xticks=list(batch), xticklabels=list(batch))
         ax.minorticks_off()
     for ax in (left, middle, right):
         ax.set(xlabel='steps', ylim=(0, None))
@@ -456,8 +458,8 @@ def queries_per_second(seconds: dict, rows: int) -> dict:  # steps -> Estimate
 def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows: int, base: int) -> pd.DataFrame:
     """The score on each benchmark, its difference to `base` steps (`base_differences`), and both times: rows for each
     number of steps, and one for each baseline and control, which have no times."""
-    times, rates = {step_name(n): n for n in alone}, queries_per_second(batch, rows)
-    of_steps = [m for n in alone for m in (step_name(n), training_name(n)) if m in run.titles]
+    times, rates = {step_name(n): n for n in batch}, queries_per_second(batch, rows)
+    of_steps = [m for n in batch for m in (step_name(n), training_name(n)) if m in run.titles]
     order = [*of_steps, *(m for m in run.titles if m not in of_steps)]
     table = {'sampler': [run.titles[m] for m in order]}
     for name, title in metric_titles(run).items():
@@ -473,8 +475,8 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
 def step_finding(run: MatrixRun, found: dict, alone: dict, base: int) -> str:
     "Scores at the fewest, five and the most steps beside `base` steps, the chosen baseline, and times, in words."
-    steps, said = sorted(alone), []
-    shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in alone and n != base]
+    steps, said = [n for n in sorted(alone) if step_name(n) in run.titles], []
+    shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in steps and n != base]
     seeds = run.per_query[run.per_query.method == step_name(base)].seed.nunique()
     for name, title in metric_titles(run).items():
         value, rival = main_rows(name, run.results).set_index('method').value, strongest_on(run, name)
@@ -497,7 +499,7 @@ def chosen_table(run: SampledRun) -> pd.DataFrame:
     ]
     return pd.DataFrame(rows, columns=['row', 'steps', 'w_I', 'w_T', 'score, %', 'at the weights of the training, %'])
 
-
+# %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #e1bf6720
 def chosen_note(p: dict) -> str:
     "Which queries have chosen, and among which weights."
     tasks, weights = validation_queries(p), [', '.join(f'{w:g}' for w in p[name]) for name in ('w_images', 'w_texts')]

@@ -280,7 +280,7 @@ def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchm
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found)}
     return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest[name]}
 
-
+# %% ../../nbs/05b_experiments/03_matrix.ipynb #fba01129
 def prompt_clause(judged: dict, entries: list) -> str:
     "Which pseudo-words have the prompt of their training while the fusion that they are judged against is tuned."
     set_there = {e.name for e in entries if isinstance(e.method, LateFusion)}

@@ -258,7 +258,7 @@ def with_published(entries: list) -> list:  # of Entry
             out.append(replace(e, method=e.method.method, name=name, title=title))
     return out
 
-
+# %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #ebdb1647
 def rank_prompted(p: dict, benchmarks: list) -> MatrixRun:
     """Every method that the parameters of an experiment name, on every `PromptedBenchmark`.
 

@@ -602,7 +602,7 @@ def method_curves(ax, run: ReferredRun, mine: pd.DataFrame, least: float):
     ax.set(xlabel='distractors')
     ax.grid(axis='y')
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #b77501be
 def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall', methods=None):
     """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds. R@1 below
     the least chance is drawn there. `methods`: some; None: all. A CondViT and Text only are in their own panel."""
@@ -1131,7 +1131,7 @@ def recall_among(run: ReferredRun, method: str, distractors: int) -> float:  # p
     lines = run.among(distractors)
     return 100 * float((lines['rank'][lines.method == method] == 1).mean())
 
-
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #7e2c47cf
 def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
     """L04: what the filtered gallery adds to the ViT's R@1, between 2 and 4 points; `TOO_LOW` where that R@1 is below
     half of the lowest of the paper, so that the same points are a far larger share of it."""

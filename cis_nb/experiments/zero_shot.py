@@ -185,7 +185,7 @@ def with_units(per_query: pd.DataFrame, asked: dict) -> pd.DataFrame:
     own = q.reference.where(q.reference.notna(), q.query_id).astype(str)
     return q.assign(family=own.where(name == '', name))
 
-
+# %% ../../nbs/05b_experiments/31_zero_shot.ipynb #28ba873b
 def unseen_note(task: Task, parts: list, most: int = 6) -> str:
     "How many units the unseen queries ask for, with the names of the first `most`, for below a table."
     names = sorted({u[1] for some in unseen_units(task, parts) for u in some})

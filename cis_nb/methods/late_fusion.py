@@ -53,7 +53,7 @@ def _annotations(name: str, data: str) -> tuple:
     root = None if is_world(data) else find_data(own if data == PUBLISHED_DATA else data)
     return annotation_stamps(root) if root else ()
 
-
+# %% ../../nbs/04b_methods/14_late_fusion.ipynb #7c0b18dc
 def _images_are_there(benchmark) -> bool:
     task = next(iter(benchmark.tasks.values()))
     try:

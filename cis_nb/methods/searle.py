@@ -126,7 +126,7 @@ def _listed_names(path) -> list:
         raise ValueError(f'line {text[: text.index(chr(0))].count(chr(10)) + 1}: has a byte of zero')
     return _display_names(text) if path.suffix == '.csv' else text.splitlines()
 
-
+# %% ../../nbs/04b_methods/07_searle.ipynb #a634e283
 def read_concepts(vocabulary: str) -> list:
     """Names of concepts: those of the world, or of a file with one a line (of a .csv the column DisplayName).
     ValueError for a folder, an unreadable file or no names; FileNotFoundError for a missing file."""

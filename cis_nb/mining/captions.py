@@ -717,7 +717,7 @@ def is_complete_shard(path: Path) -> bool:
     except (OSError, ValueError):
         return False
 
-
+# %% ../../nbs/03_mining/01_captions.ipynb #32181388
 def _batches(rows, n: int):
     rows = iter(rows)
     return iter(lambda: list(islice(rows, n)), [])

@@ -458,7 +458,7 @@ class CorpusRecord(Document):
     captions: int = Field(ge=1)
     left: dict[str, int]
 
-
+# %% ../../nbs/03_mining/04_corpora.ipynb #d5bac08e
 @dataclass
 class Corpus:
     "Captions as token ids with marks, mapped from the files of `corpus_folder`."

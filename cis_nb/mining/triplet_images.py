@@ -679,7 +679,7 @@ class ShardManifest(Document):
     shards: list[ShardLine]
     made: dict = {}
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #0ac54346
 class SampleRecord(Document):
     "The JSON of a sample: a caption triplet, its seed and its scores."
 
@@ -703,7 +703,7 @@ def _sha256(path) -> str:
             h.update(block)
     return h.hexdigest()
 
-
+# %% ../../nbs/03_mining/06_triplet_images.ipynb #13c17cf7
 def shard_sample(key: str, triplet: CaptionTriplet, pair: ImagePair, seed: int, scores: dict) -> dict:
     "One image triplet as the files of a WebDataset sample."
     known = {f: round(float(v), 5) for f, v in scores.items() if not np.isnan(v)}

@@ -1,12 +1,13 @@
 "Claims: every one has a test or waits; verdicts follow planted numbers."
 
+import json
 from types import SimpleNamespace
 import re
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from projects import ROOT
+from projects import ROOT, receipt_of
 from cis_nb.experiments import claims as cl
 from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, untested
 from cis_nb.experiments.comparison import UNTRAINED
@@ -221,7 +222,7 @@ def page_receipt(name: str, book, **params):
             m.setenv(key, str(value))
         source, out = ROOT / 'nbs' / f'{name}.ipynb', folder / 'notebook.ipynb'
         papermill.execute_notebook(source, out, params, kernel_name='python3', progress_bar=False, cwd=ROOT)
-    return cl.read_record(folder / 'receipt.json')[0]
+    return cl.read_receipt(experiment, folder / 'receipt.json')
 
 
 @pytest.mark.e2e
@@ -252,6 +253,17 @@ def test_verdicts_on_noise_and_on_unseen_nouns_come_from_the_pages_that_test_the
     assert 'not tested: all six noise distributions' in verdicts.effect['N10']
     assert 'gap of pseudo-words' in verdicts.effect['N11'] and sources['N10'].startswith('07_ablations/modality_gap')
     assert 'boat, cat, which no part has seen, backbone included (19 queries of 1 noun), ' in verdicts.effect['G12']
+
+
+@pytest.mark.parametrize('given', [dict(experiment='b'), None])
+def test_a_foreign_or_damaged_receipt_of_another_page_is_none(given, tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_BOOK', str(tmp_path))
+    (tmp_path / 'a').mkdir()
+    file = tmp_path / 'a' / 'receipt.json'
+    file.write_text(json.dumps(receipt_of(experiment='a')))
+    assert cl.sibling_receipt('a')['experiment'] == 'a' and cl.sibling_receipt('b') is None
+    file.write_text(json.dumps(receipt_of(**given)) if given else '{')
+    assert cl.sibling_receipt('a') is None
 
 
 def test_the_full_book_reads_the_receipts_of_all_pages_that_test_claims():

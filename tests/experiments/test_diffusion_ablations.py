@@ -179,6 +179,18 @@ def test_what_a_claim_on_steps_names_and_a_run_lacks_is_untested(counts, lacking
     assert untested == [*(f'5 steps beside {n}; this run lacks them' for n in lacking), 'the same after fine-tuning']
     assert evidence['C12'][-1]['what'] == 'time of 100 steps beside 5; this run lacks them'
     assert judge_evidence(evidence['C12']).verdict == 'undecided'  # a straight line up to few steps is not enough
+
+
+def test_steps_that_were_timed_alone_judge_the_time_and_not_the_recall():
+    run = ranked({A.step_name(n): GOOD for n in (1, 5, 10)})
+    seconds = constant({n: n for n in (1, 5, 10, 50, 100)})
+    evidence = A.step_evidence(run, seconds, 0.02, 3)
+    assert judge_evidence(evidence['C12']).verdict == 'reproduced'
+    untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
+    assert untested[0] == '5 steps beside 100; this run lacks them'
+    few = {n: seconds[n] for n in (1, 5, 10)}
+    table = A.step_count_table(run, A.base_differences(run, A.step_name(10)), seconds, few, 4, 10)
+    assert (table['ms, one query'] != '–').sum() == 3
     assert judge_evidence(evidence['C11']).verdict != 'reproduced'
 
 
