@@ -6,10 +6,10 @@
 __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA', 'TESTED', 'TESTING_PAGE',
            'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED', 'CERTAIN', 'GENERAL',
            'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'WITH_DARK_INK', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE',
-           'CLAUSES', 'claims', 'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable',
-           'all_hold', 'rounded_up', 'line_in_words', 'effect', 'unless_refuted', 'with_role', 'corrected_lines',
-           'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe',
-           'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
+           'CLAUSES', 'UNDECIDED', 'claims', 'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome',
+           'NotTestable', 'all_hold', 'rounded_up', 'line_in_words', 'effect', 'unless_refuted', 'with_role',
+           'corrected_lines', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there',
+           'own_recipe', 'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
            'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
            'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
            'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
@@ -36,7 +36,15 @@ from ..backbones.conditional_vit import CondViT, ViTShape
 from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, as_own
-from .comparison import TOO_FEW, compare, corrected, read_printed, verdict
+from cis_nb.experiments.comparison import (
+    TOO_FEW,
+    compare,
+    corrected,
+    forest_rows,
+    read_printed,
+    verdict,
+    verdict_in_words,
+)
 from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, sample_noise
 from ..retrieval.metrics import ranks
@@ -659,9 +667,10 @@ def own_comparisons_of_untested(
 def verdict_finding(verdicts: pd.DataFrame) -> str:
     "The number of claims with each verdict, in one line."
     n = verdict_counts(verdicts).sum()
-    judged = [f'{n[v]} {v}' for v in [*JUDGED_HERE, *NOT_TESTED] if n[v]]
+    several = {IN_FULL: IN_FULL.replace('needs', 'need')}
+    judged = [f'{n[v]} {several.get(v, v) if n[v] > 1 else v}' for v in [*JUDGED_HERE, *NOT_TESTED] if n[v]]
     own, against = own_comparisons_of_untested(verdicts)
-    beside = f'; of {own} with only own comparisons of this book, {against} have one that lies below zero' * bool(own)
+    beside = f'; {own} claims have only own comparisons of this book, and {against} of them one below zero' * bool(own)
     return (
         f'{", ".join(judged)}; apart from these, {n[CERTAIN]} hold by construction or arithmetic;'
         f' {n[WAITS]} of {len(verdicts)} claims wait for data or weights{beside}'
@@ -693,6 +702,7 @@ LINE_BREAK, BOLD, FOLD, BADGE = '¶', '§', '⊞', '◈'  # become markup once t
 
 
 CLAUSES = {'reproduced': 'holds', 'not reproduced': 'does not hold'}  # verdict on a clause -> words
+UNDECIDED = ('undecided', 'undecided by Holm')
 
 
 def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> str:
@@ -705,6 +715,7 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
     lines = []
     for text, cs in clauses.items():
         said = '' if any(c.get('role') for c in cs) else all_hold(cs)
+        said = verdict_in_words(cs[0]) if said == 'undecided' else said
         line = f'{text}: {CLAUSES.get(said, said)}' if said and said != TOO_FEW else text
         bold = said and said != 'reproduced' and verdict_of_claim != 'reproduced'
         lines.append(f'{BOLD}{line}{BOLD}' if bold else line)
@@ -715,7 +726,7 @@ def clause_count(lines: str) -> str:
     "How many of the judged lines of `comparison_lines` hold, and what the others are; empty for values without a role."
     texts = [line.strip(BOLD) for line in lines.split(LINE_BREAK)]
     ends = [t.rsplit(': ', 1)[-1] for t in texts]
-    judged = [e for e in ends if e in {*CLAUSES.values(), 'undecided'} or TOO_FEW in e]
+    judged = [e for e in ends if e in {*CLAUSES.values(), *UNDECIDED} or TOO_FEW in e]
     untested = sum(t.startswith(LINE_BEGINS[UNTESTED]) for t in texts)
     own = sum(t.startswith(LINE_BEGINS[OWN_COMPARISON]) for t in texts)
     certain = sum(t.endswith(CONSTRUCTED) for t in texts)
@@ -801,7 +812,7 @@ def judged_comparisons(verdicts: pd.DataFrame) -> list:  # of claim, comparison
 def claims_forest(verdicts: pd.DataFrame):
     "The judged comparisons of the tested claims that are in points; None if there are none."
     judged = [(i, c) for i, c in judged_comparisons(verdicts) if 'unit' not in c]
-    lines = [(f'{i} {c["what"]}', c['diff'], c['low'], c['high']) for i, c in judged]
+    lines = [row for i, c in judged for row in forest_rows({f'{i} {c["what"]}': c})]
     title = 'Comparisons behind the claims about methods'
     return forest(lines, 'difference, points; the claim holds to the right of zero', title) if lines else None
 

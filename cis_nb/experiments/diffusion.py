@@ -1608,8 +1608,8 @@ def cirr_words(run: MatrixRun, found: dict) -> str:
 
 def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
     "A line for each of `cirr_rivals`; None without CIRR."
-    shown = {f'− {run.titles[r]}': c for r, c in cirr_rivals(run, found).items()}
-    title = f'{run.titles[ZERO_SHOT]} − rival'
+    shown = {f'minus {run.titles[r]}': c for r, c in cirr_rivals(run, found).items()}
+    title = f'{run.titles[ZERO_SHOT]} and its rivals'
     return forest(forest_rows(shown), 'difference in CIRR R@1, points', title) if shown else None
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510d

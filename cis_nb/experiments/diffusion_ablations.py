@@ -242,7 +242,7 @@ def denoiser_forest(run: MatrixRun, found: dict, base: str, benchmark: str):
     "Differences of all rows but the controls to `base` on a benchmark, with their intervals."
     shown = {run.titles[m]: c for (m, name), c in found.items() if name == benchmark and m not in CONTROL_ROWS}
     xlabel = f'difference in {metric_titles(run)[benchmark]}, points'
-    return forest(forest_rows(shown), xlabel, f'Row − {run.titles[base]}')
+    return forest(forest_rows(shown), xlabel, f'Difference to {run.titles[base]}')
 
 
 def denoiser_note(p: dict) -> str:
@@ -296,7 +296,7 @@ def step_entries(trained: list, samplers: dict, steps: list) -> list:  # of Entr
     for n in steps:
         rows += [with_steps(e, n) for e in trained]
         if any(c.best != c.trained for (name, _), c in samplers.items() if name == step_name(n)):
-            rows += [with_steps(e, n, training_name(n), ', weights of the training') for e in trained]
+            rows += [with_steps(e, n, training_name(n), ', guidance of the training') for e in trained]
     return rows
 
 
@@ -767,7 +767,7 @@ def caption_forest(run: CaptionRun, found: dict):
         for (a, b, task), c in found.items()
         if b == 'attention' and a not in CONTROL_ROWS[1:]
     }
-    return forest(forest_rows(shown), 'difference in R@1, points', f'Row − {FORMS["attention"]}')
+    return forest(forest_rows(shown), 'difference in R@1, points', f'Difference to {FORMS["attention"]}')
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000040
 class RandomDenoising(BaseObjective):

@@ -103,11 +103,11 @@ def read_rates(file: Path = RECORDED) -> tuple:  # measurements, what `this_run`
 
 def rates_finding(measurements: list, about: dict) -> str:
     "The device, the projected times, the trainings beside large matrix products, and how many goals are met."
-    times = [
-        f'{m.what.split(": ")[-1]} {m.value:,.1f}' for m in measurements if m.compared_with.startswith('a projection')
-    ]
+    projections = [m for m in measurements if m.compared_with.startswith('a projection')]
+    names = [f'{m.what.split(",")[0]}, {m.what.split(": ")[1]}' if ': ' in m.what else m.what for m in projections]
+    times = [f'{name}: {m.value:,.1f}' for name, m in zip(names, projections)]
     shares = [m.value for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
-    said = [f'projected {"; ".join(times)}'] if times else []
+    said = [f'projections: {"; ".join(times)}'] if times else []
     share = 'The trainings measured run at {:.0f} to {:.0f} % of the speed of large matrix products'
     said += [share.format(min(shares), max(shares))] if shares else []
     said += [goals_in_words(measurements)]

@@ -199,7 +199,7 @@ def shelf_figure(run: GroceryRun, methods: list):
     ax.set_xticks(range(len(sizes)), [f'{size}\n({n})' for size, n in sizes.items()])
     ax.set(xlabel='products in the category of the target (queries)', ylabel='R@1 (%)', ylim=(0, 102))
     ax.grid(axis='y')
-    ax.legend(fontsize=7, loc='center left', bbox_to_anchor=(1, 0.5))
+    ax.legend(fontsize=7, loc='center left', bbox_to_anchor=(1, 0.5), handlelength=3.5)
     return fig
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #eaa1f14d
@@ -233,5 +233,6 @@ def condition_strips(run: GroceryRun, name: str, photographs: int = 2, k: int = 
         for c, top in zip(asked, first_images(entry.method, queries, task.shared_gallery, k)):
             marks = ['target' if i in q.targets else None for i in top]
             images = [task.load(i) for i in (q.reference, *top)]
-            rows.append(dict(images=images, outlines=['reference', *marks], title=f'“{c}”'))
+            own = ' (true category)' * (c == q.condition)
+            rows.append(dict(images=images, outlines=['reference', *marks], title=f'“{c}”{own}'))
     return rows

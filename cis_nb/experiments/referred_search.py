@@ -724,7 +724,7 @@ def text_lead(run: ReferredRun, distractors: int, seed: int = 0) -> dict:  # a c
 def lead_rows(run: ReferredRun, gains: dict, distractors: int, seed: int = 0) -> list:  # of `forest`
     "CondViT (category) minus each of its rivals, whose name a row has, and CondViT (text) minus the text alone."
     of_text = text_lead(run, distractors, seed)
-    found = {f'− {run.titles[m]}': c for m, c in gains.items()}
+    found = {f'minus {run.titles[m]}': c for m, c in gains.items()}
     of_captions = f'{run.titles[CONDVITS["text"]]} − {run.titles[TEXT_ALONE]}, {under("text")}' if of_text else ''
     found |= {of_captions: of_text} if of_text else {}
     return forest_rows(found)
