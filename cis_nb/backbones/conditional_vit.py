@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['CONDITIONS', 'NEW_PARAMETERS', 'PUBLISHED_TEXT_WIDTH', 'tower_widths', 'CondViT', 'category_numbers',
            'check_condition', 'condition_token', 'block_inputs', 'conditional_vit', 'conditional_attention',
-           'GalleryTower', 'ViTShape', 'vit_shape', 'key_faults', 'checkpoint_names', 'CheckpointNotes',
-           'checkpoint_condition', 'read_condvit', 'write_condvit']
+           'GalleryTower', 'Preprocessing', 'ViTShape', 'vit_shape', 'key_faults', 'checkpoint_names',
+           'CheckpointNotes', 'checkpoint_condition', 'read_condvit', 'write_condvit']
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #a5fea38a
 import copy
+import json
 import math
 import re
 from collections import Counter
@@ -20,8 +21,9 @@ from typing import Literal
 
 import torch
 from fastcore.basics import patch
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.transformer import QuickGELU, VisionTransformer
-from pydantic import Field
+from pydantic import Field, Json
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -230,6 +232,14 @@ class GalleryTower:
         raise TypeError(f'{self.name}: the conditional ViT has no text tower; give a backbone or a sentence model')
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #df05d807
+class Preprocessing(Document):
+    "How pixels are normalised and images resized; CLIP's, but for the filter of the published model."
+
+    mean: list[float] = Field(list(OPENAI_DATASET_MEAN), min_length=3, max_length=3)
+    std: list[float] = Field(list(OPENAI_DATASET_STD), min_length=3, max_length=3)
+    interpolation: Literal['bilinear', 'bicubic'] = 'bilinear'
+
+
 @dataclass(frozen=True)
 class ViTShape:
     "The architecture of a ViT."
@@ -252,9 +262,8 @@ class ViTShape:
             output_dim=self.D,
             act_layer=QuickGELU if quick_gelu else nn.GELU,
         )
-        mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
         size = (self.image_size, self.image_size)
-        v.preprocess_cfg = dict(size=size, mode='RGB', mean=mean, std=std, interpolation='bilinear')
+        v.preprocess_cfg = dict(size=size, mode='RGB', **Preprocessing().model_dump())
         return v
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #35082b0b
@@ -324,6 +333,8 @@ class CheckpointNotes(Document):
     condition: Literal[CONDITIONS] = ''
     insert_before: str = Field('1', pattern=r'^[1-9][0-9]?$')
     activation: Literal['quick_gelu', 'gelu'] = 'quick_gelu'
+    categories: Json[list[str]] = list(LRVSF_CATEGORIES)
+    preprocessing: Json[Preprocessing] = Preprocessing()
 
 
 PUBLISHED_TEXT_WIDTH = 768  # of the sentence embeddings that a published model reads without a projection
@@ -348,9 +359,9 @@ def checkpoint_condition(
     return 'text'
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #1a1d2c08
-def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categories=LRVSF_CATEGORIES) -> CondViT:
+def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categories=()) -> CondViT:
     """A CondViT from a file with the published names: by category, by text or without condition.
-    Depth (0) and activation (None) are those that the file notes, else the published ones: 1, QuickGELU.
+    Depth (0), activation (None) and categories (none) are those that the file notes, else the published ones.
     ValueError if the file holds no CondViT or a setting does not fit it; FileNotFoundError if it is missing."""
     tensors, about = read_tensors(path, 'conditional_vit')
     about = CheckpointNotes(**check_document(about, CheckpointNotes, f'{path}: its notes', 'write the file again'))
@@ -365,7 +376,8 @@ def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categori
         raise ValueError(f'{path}: it notes insert_before = {depth}, and has {shape.layers} blocks; write it again')
     with torch.device('meta'):
         visual = shape.build(quick)
-        net = CondViT(visual, kind, categories, text_width, depth, 'empty_token' in shapes)
+        visual.preprocess_cfg |= about.preprocessing.model_dump()
+        net = CondViT(visual, kind, categories or about.categories, text_width, depth, 'empty_token' in shapes)
     names = checkpoint_names(net)
     own = net.state_dict()
     if faults := key_faults(shapes, {k: tuple(own[name].shape) for k, name in names.items()}):
@@ -375,10 +387,12 @@ def read_condvit(path, insert_before: int = 0, quick_gelu: bool = None, categori
 
 
 def write_condvit(net: CondViT, path) -> Path:
-    "Write a CondViT under the published names as safetensors; condition, depth and activation are noted in the file."
+    "Write a CondViT under the published names as safetensors; its settings and preprocessing are noted in the file."
     names, state = checkpoint_names(net), net.state_dict()
     quick = any(isinstance(m, QuickGELU) for m in net.modules())
     about = dict(format='pt', condition=net.condition, insert_before=str(net.insert_before))
-    about |= dict(activation='quick_gelu' if quick else 'gelu')
+    about |= dict(activation='quick_gelu' if quick else 'gelu', categories=json.dumps(net.categories))
+    config = net.tower.preprocessor.config
+    about |= dict(preprocessing=json.dumps({k: config[k] for k in Preprocessing.model_fields}))
     tensors = {k: state[name].detach().cpu().contiguous() for k, name in names.items()}
     return write_export(path, lambda p: save_file(tensors, p, metadata=about))

@@ -6,7 +6,7 @@
 __all__ = ['PAPER_DENOISER', 'RELEASED_DENOISER', 'PUBLISHED_NAMES', 'SCHEDULE_TABLES', 'DenoiserShape', 'time_features',
            'three_layers', 'GainNorm', 'rotation', 'rotated', 'position_buckets', 'null_token', 'MultiQueryAttention',
            'ConditionAttention', 'SwiGLU', 'DenoiserBlock', 'Denoiser', 'ConditionCache', 'denoiser_names',
-           'denoiser_shape', 'read_denoiser', 'write_denoiser']
+           'check_schedule', 'denoiser_shape', 'read_denoiser', 'write_denoiser']
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000003
 import math
@@ -321,6 +321,18 @@ def denoiser_names(net: Denoiser) -> dict:  # published name -> own name
     del names['model.net.freqs']
     return names | {f'model.net.transformer.layers.{i}.0.rotary_emb.freqs': 'freqs' for i in range(net.shape.depth)}
 
+# %% ../../nbs/04a_backbones/07_denoiser.ipynb #5c4ed01e
+def check_schedule(tables: dict, alphas, path):
+    "ValueError for tables of a schedule (name -> (T,)) of several lengths, or of another noise than `alphas` (T,)."
+    needed = next((tuple(t.shape) for t in ([alphas] if alphas is not None else tables.values())), ())
+    if other := [f'{name} {tuple(t.shape)}' for name, t in tables.items() if tuple(t.shape) != needed]:
+        raise ValueError(f'{path}: tables of its noise schedule have another shape than {needed}: {", ".join(other)}')
+    if alphas is None or 'alphas_cumprod' not in tables:
+        return
+    apart = float((tables['alphas_cumprod'].double() - alphas).abs().max())
+    if not apart < 1e-3:
+        raise ValueError(f'{path}: alphas_cumprod differs by {apart:.3g} from the schedule of the sampler')
+
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000031
 def denoiser_shape(shapes: dict, path) -> DenoiserShape:  # name -> shape
     "The sizes that the tensors of a checkpoint mean; ValueError for a file that holds no denoiser."
@@ -341,13 +353,14 @@ def denoiser_shape(shapes: dict, path) -> DenoiserShape:  # name -> shape
         raise ValueError(f'{path}: no denoiser: its shapes mean a {e}') from None
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000032
-def read_denoiser(path) -> Denoiser:
-    """The denoiser of a file with the published names, of any shape, without dropout.
+def read_denoiser(path, alphas=None) -> Denoiser:
+    """The denoiser of a file with the published names, of any shape, without dropout; `alphas` (T,): the schedule that
+    will sample it, of which a file may have tables.
     ValueError if the file holds none, with the tensors that are missing, additional or of another shape;
     FileNotFoundError if it is missing."""
     tensors, _ = read_tensors(path, 'denoiser')
-    tables = {f'model.noise_scheduler.{name}' for name in SCHEDULE_TABLES}
-    tensors = {k: t for k, t in tensors.items() if k not in tables}
+    tables = {name: tensors.pop(f'model.noise_scheduler.{name}', None) for name in SCHEDULE_TABLES}
+    check_schedule({k: t for k, t in tables.items() if t is not None}, alphas, path)
     shapes = {k: tuple(t.shape) for k, t in tensors.items()}
     shape = denoiser_shape(shapes, path)
     with torch.device('meta'):  # no memory before the shapes fit

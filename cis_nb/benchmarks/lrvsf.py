@@ -477,8 +477,11 @@ def _test_pack(folder: Path) -> LRVSF:
 def read_lrvsf(root, split: str = 'test') -> LRVSF:
     "The val or test split, in the published layout or (test) as the later test pack."
     one_of('split', split, ('val', 'test'))
-    if ((folder := lrvsf_folder(root)) / 'products.parquet').is_file():
+    is_pack = ((folder := lrvsf_folder(root)) / 'products.parquet').is_file()
+    if is_pack and split == 'test':
         return _test_pack(folder)
+    if is_pack and not (folder / 'VALID').is_dir():
+        raise ValueError(f'{folder}: the later test pack (products.parquet) has no val split; add VALID/ as published')
     p, files, tars = read_products(folder, split), ParquetImages(), {}
     pairs = query_pairs(p)
     if split == 'val':

@@ -254,8 +254,16 @@ def read_bootstrap(path) -> BootstrapIds:
             f"convert_bootstrap('{path}') reads only lists of ids from it and writes {path.with_suffix('.json').name}"
         )
     found = _check_subsets(read_json(path), path)
-    sizes = {name: len(lists[0]) for name, lists in found.items() if name.startswith('dist_')}
-    return BootstrapIds(found['test_subsets'], {n: found[name] for name, n in sizes.items()})
+    by_size = {}
+    for name in [name for name in found if name.startswith('dist_')]:
+        sizes = {len(some) for some in found[name]}
+        if len(sizes) > 1 or sizes & {*by_size}:
+            lengths = ', '.join(str(len(some)) for some in found[name])
+            raise ValueError(
+                f'{path}: {name} has lists of {lengths} ids; all of one name must have one length, and no other name it'
+            )
+        by_size[sizes.pop()] = found[name]
+    return BootstrapIds(found['test_subsets'], by_size)
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #5382b882
 def draw_bootstrap(

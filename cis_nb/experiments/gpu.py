@@ -102,13 +102,15 @@ def read_rates(file: Path = RECORDED) -> tuple:  # measurements, what `this_run`
 
 
 def rates_finding(measurements: list, about: dict) -> str:
-    "The device, the projected times, the trainings beside large matrix products, and how many goals are met."
-    projections = [m for m in measurements if m.compared_with.startswith('a projection')]
-    names = [f'{m.what.split(",")[0]}, {m.what.split(": ")[1]}' if ': ' in m.what else m.what for m in projections]
-    times = [f'{name}: {m.value:,.1f}' for name, m in zip(names, projections)]
-    shares = [m.value for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
+    "The device, the projected times, what runs at which share of large matrix products, and how many goals are met."
+
+    def named(m) -> str:
+        return f'{m.what.split(",")[0]}, {m.what.split(": ")[1]}' if ': ' in m.what else m.what
+
+    times = [f'{named(m)}: {m.value:,.1f}' for m in measurements if m.compared_with.startswith('a projection')]
+    products = [m for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
+    shares = [f'{named(m)}: {m.value:.0f} %' for m in products]
     said = [f'projections: {"; ".join(times)}'] if times else []
-    share = 'The trainings measured run at {:.0f} to {:.0f} % of the speed of large matrix products'
-    said += [share.format(min(shares), max(shares))] if shares else []
+    said += [f'Share of the speed of large matrix products: {"; ".join(shares)}'] if shares else []
     said += [goals_in_words(measurements)]
     return f'{about["device"]}, {about["date"]}: {". ".join(said)}'

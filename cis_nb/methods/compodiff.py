@@ -9,7 +9,7 @@ __all__ = ['COMPODIFF_SCHEME', 'PADDINGS', 'T5_TOKENS', 'T5_PREFIX', 'SAMPLER_FI
            'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask', 'masked_pixels',
            'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks', 'masked_images',
            'inpainting_task', 'shard_task', 'benchmark_task', 'fashioniq_task', 'CompoDiffMethod',
-           'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'read_compodiff', 'load_compodiff',
+           'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'read_compodiff', 'check_reader', 'load_compodiff',
            'CompoDiffConfig', 'start_run', 'started_denoiser', 'stage_two_tasks', 'benchmark_splits', 'tuning_tasks',
            'training_tasks', 'make_training', 'conditions_of', 'CompoDiffPlugin']
 
@@ -49,6 +49,7 @@ from cis_nb.methods.diffusion import (
     GuidedQueries,
     SamplerSettings,
     add_noise,
+    cosine_alphas,
     query_seeds,
     sample_embeddings,
 )
@@ -565,8 +566,9 @@ def masked_images(
         np.save(folder / 'bits.npy', pack_masks(found))
         np.save(folder / 'there.npy', there)
 
-    params = dict(n=len(ids), masks=masks, parser='' if drawn else parser)
-    folder = stored('masks', f'{Path(data).name}-{n}', params, build, inputs=[source.key, fingerprint([ids, texts])])
+    params, models = dict(n=len(ids), masks=masks, parser='' if drawn else parser), [] if drawn else [masks, parser]
+    inputs = [source.key, fingerprint([ids, texts]), *(Path(m) for m in models if Path(m).is_dir())]
+    folder = stored('masks', f'{Path(data).name}-{n}', params, build, inputs=inputs)
     bits = stored_array(folder / 'bits.npy', np.uint8, (len(ids), None))
     rows = np.flatnonzero(stored_array(folder / 'there.npy', bool, (len(ids),)))
     if not len(rows):
@@ -717,7 +719,7 @@ def published_compodiff(
     **sampling,  # fields of `CompoDiffMethod`
 ) -> CompoDiffMethod:
     "A checkpoint as a method; ValueError for a file that holds no denoiser, or for backbones of other widths."
-    net = read_denoiser(path).to(pick_device(device))
+    net = read_denoiser(path, cosine_alphas()).to(pick_device(device))
     image, text = (load_backbone(b, device=device) if isinstance(b, str) else b for b in (image, text))
     for what, b, width, needed in (
         ('image', image, image.D, net.shape.D),
@@ -814,7 +816,8 @@ def save(self: CompoDiffTraining, folder):
     "Write the denoiser and what it was trained on."
     about = dict(shape=vars(self.net.shape), stage=self.stage, padding=self.states.padding, sampling=self.sampling)
     about |= dict(backbone=self.backbone.name, pretrained=self.pretrained, fingerprint=self.backbone.fingerprint)
-    write_net(folder, 'compodiff', self.net, about | dict(text_encoder=self.text_encoder))
+    about |= dict(text_encoder=self.text_encoder, reader=self.states.backbone.fingerprint)
+    write_net(folder, 'compodiff', self.net, about)
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #1996f942
 @patch
@@ -832,14 +835,24 @@ def read_compodiff(folder) -> tuple:  # denoiser, what is known about it
     return read_net(folder, 'compodiff', make, 'not a run of `method: compodiff`')
 
 
+def check_reader(encoder, about: dict, run):
+    "ValueError if a denoiser was trained on the states of another text encoder than `encoder`."
+    if about.get('reader', encoder.fingerprint) != encoder.fingerprint:
+        raise ValueError(
+            f'{run}: this denoiser read texts by {about["text_encoder"] or about["backbone"]} with the weights '
+            f'{about["reader"]}, and here are {encoder.fingerprint}; use the text encoder of the run, or train again'
+        )
+
+
 def load_compodiff(run, device: str = 'auto', backbone=None) -> CompoDiffMethod:
     "What a run has learned; ValueError for another backbone than its own."
     net, about = read_compodiff(run)
     if backbone is None:
         backbone = load_backbone(about['backbone'], about['pretrained'], device)
     check_backbone(backbone, about, run, 'this denoiser')
-    states = TextStates(states_encoder(about['text_encoder'], backbone), about['padding'])
-    given = dict(net=net.to(backbone.device), states=states, **about['sampling'])
+    encoder = states_encoder(about['text_encoder'], backbone)
+    check_reader(encoder, about, run)
+    given = dict(net=net.to(backbone.device), states=TextStates(encoder, about['padding']), **about['sampling'])
     return CompoDiffMethod(
         name='compodiff', title='CompoDiff', backbone=backbone, run=Path(run_folder(run)).name, **given
     )
@@ -933,7 +946,8 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
     "The denoiser of a configuration at its start; ValueError for a run of another stage, backbone or shape."
     torch.manual_seed(c.seed)
     given = {k: getattr(c, k) for k in DENOISER_FIELDS}
-    shape = DenoiserShape(D=backbone.D, text_width=states_encoder(c.text_encoder, backbone).W, **given)
+    encoder = states_encoder(c.text_encoder, backbone)
+    shape = DenoiserShape(D=backbone.D, text_width=encoder.W, **given)
     net, run = Denoiser(shape, c.dropout), start_run(c.start)
     if run is None:
         return net.to(backbone.device)
@@ -948,6 +962,7 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
     if other := [k for k in (*DENOISER_FIELDS, *CARRIED_FIELDS) if had[k] != getattr(c, k)]:
         given = ', '.join(f'{k}: {getattr(c, k)!r}, there {had[k]!r}' for k in other)
         raise ValueError(f'start: {c.start} was trained with other settings ({given}); give the same here')
+    check_reader(encoder, about, run)
     net.load_state_dict(before.state_dict())
     return net.to(backbone.device)
 

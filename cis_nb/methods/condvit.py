@@ -167,7 +167,11 @@ def encode_queries(self: CondViTMethod, queries, block: int = 64) -> torch.Tenso
     asked = (queries.images.key, *queries.references) if plain and queries.images.key and not self.live else None
     if asked in self.encoded:
         return self.encoded[asked]
-    texts = [t[:1] for t in queries.texts] if plain else queries.texts
+    if not len(queries):
+        return torch.zeros(0, self.net.D)
+    texts = [t[:1] or [''] for t in queries.texts] if plain else queries.texts
+    if silent := [name for name, some in zip(queries.ids, texts) if not some]:
+        raise ValueError(f'query {silent[0]}: it has no condition, and this CondViT reads one; give it a text')
     rows = [(row, text) for row, some in enumerate(texts) for text in some]
     parts = []
     for a in range(0, len(rows), block):

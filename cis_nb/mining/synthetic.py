@@ -870,19 +870,28 @@ class EditTexts(BaseObjective):
     name, metric, betas = 'language model', 'log_likelihood', (0.9, 0.999)
 
     def __init__(self, tokens, model, pairs: list, held_out: list, context: int = 256):
-        self.tokens, self.model, self.data, self.held_out = tokens, model, pairs, held_out
-        self.context, self.modules = context, {'model': model}
+        self.tokens, self.model, self.context, self.modules = tokens, model, context, {'model': model}
+        self.data, self.held_out = ([p for p in some if len(self._ids(p)[0]) <= context] for some in (pairs, held_out))
+        self.counts = {
+            'pairs longer than the context': len(pairs) + len(held_out) - len(self.data) - len(self.held_out)
+        }
+        if not self.data or not self.held_out:
+            raise ValueError(
+                f'edits: {len(self.data)} pairs to learn from and {len(self.held_out)} held out have at most {context}'
+                ' tokens; one of each is needed: shorten the captions'
+            )
+
+    def _ids(self, pair: tuple) -> tuple:  # ids of both, how many belong to the prompt
+        prompt, completion = pair
+        first = self.tokens(prompt)['input_ids']
+        return first + self.tokens(completion, add_special_tokens=False)['input_ids'], len(first)
 
     def prepare(self, ids, rng) -> tuple:
-        "Ids (B,T), attention (B,T) and labels (B,T) of some pairs, padded on the right and cut to the context."
+        "Ids (B,T), attention (B,T) and labels (B,T) of some pairs, padded on the right."
         return self._batch([self.data[i] for i in ids])
 
     def _batch(self, pairs) -> tuple:
-        rows = []
-        for prompt, completion in pairs:
-            first = self.tokens(prompt)['input_ids']
-            then = self.tokens(completion, add_special_tokens=False)['input_ids']
-            rows.append(((first + then)[: self.context], len(first)))
+        rows = [self._ids(p) for p in pairs]
         ids = torch.full((len(rows), max(len(r) for r, _ in rows)), self.tokens.pad_token_id)
         attention, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
         for i, (row, n) in enumerate(rows):

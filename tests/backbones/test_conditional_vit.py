@@ -194,6 +194,26 @@ def test_a_text_model_is_read_back_with_and_without_a_projection(width, tmp_path
     assert (again.condition, again.settings['text_width'], hasattr(again, 'c_proj')) == ('text', width, width != 128)
 
 
+@pytest.mark.parametrize('names', [('b', 'a', 'c'), tuple(reversed(V.LRVSF_CATEGORIES))])
+def test_own_categories_and_preprocessing_are_read_back(names, tmp_path):
+    visual = small_vit()
+    visual.preprocess_cfg |= dict(mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 0.5), interpolation='bicubic')
+    again = V.read_condvit(V.write_condvit(V.CondViT(visual, categories=names), tmp_path / 'own.safetensors'))
+    assert again.categories == names and V.category_numbers(again, names).tolist() == list(range(len(names)))
+    read = again.tower.preprocessor
+    assert (list(read.mean), list(read.std), read.config['interpolation']) == ([0.5] * 3, [0.25, 0.5, 0.5], 'bicubic')
+
+
+@pytest.mark.parametrize(
+    'about', [dict(categories='bags'), dict(categories='[1]'), dict(preprocessing='{"mean": [1]}')]
+)
+def test_damaged_notes_of_categories_or_preprocessing_are_named(about, tmp_path):
+    file = V.write_condvit(V.CondViT(small_vit()), tmp_path / 'noted.safetensors')
+    save_file(load_file(file), file, metadata=about)
+    with pytest.raises(ValueError, match=f'noted.safetensors: its notes.*{min(about)}.*write the file again'):
+        V.read_condvit(file)
+
+
 def test_a_published_text_model_has_neither_table_nor_projection():
     shapes = published_shapes(16, False)
     assert V.checkpoint_condition(shapes, V.CheckpointNotes(), 768, 'x') == 'text'

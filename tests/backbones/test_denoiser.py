@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from cis_nb.backbones import denoiser as N
+from cis_nb.methods.diffusion import cosine_alphas
 from denoiser_files import released_file, released_shapes
 
 SMALL = N.DenoiserShape(D=16, depth=2, heads=4, cross_heads=2, head_dim=8, text_width=12, mask_side=4)
@@ -47,6 +48,23 @@ def test_a_released_file_is_read(tmp_path, shared):
         assert published not in given or torch.equal(net.state_dict()[own], given[published]), published
     q = 'model.net.transformer.layers.11.1.to_q.weight'
     assert torch.equal(net.blocks[11].cross.to_q.weight, given[q])
+
+
+@pytest.mark.parametrize(
+    'name, table, words',
+    [
+        ('alphas_cumprod', torch.linspace(1, 0, 1000), 'alphas_cumprod differs by 0.[0-9]+ from the schedule'),
+        ('alphas_cumprod', torch.full((1000,), torch.nan), 'alphas_cumprod differs by nan'),
+        ('betas', torch.ones(7), r'another shape than \(1000,\): betas \(7,\)'),
+    ],
+)
+def test_a_file_of_another_noise_schedule_is_refused(tmp_path, name, table, words):
+    released_file(tmp_path / 'model.safetensors', True)
+    tensors = load_file(tmp_path / 'model.safetensors')
+    N.read_denoiser(tmp_path / 'model.safetensors', cosine_alphas())
+    save_file(tensors | {f'model.noise_scheduler.{name}': table}, tmp_path / 'other.safetensors')
+    with pytest.raises(ValueError, match=words):
+        N.read_denoiser(tmp_path / 'other.safetensors', cosine_alphas())
 
 
 def test_what_is_written_is_read_again(tmp_path):

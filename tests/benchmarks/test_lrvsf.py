@@ -109,6 +109,14 @@ def write_pack(h, folder):
     return folder
 
 
+def test_the_later_test_pack_is_no_validation_split(tmp_path):
+    with pytest.raises(ValueError, match=r'later test pack \(products.parquet\) has no val split; add VALID/'):
+        read_lrvsf(write_pack(Hand(), tmp_path), 'val')
+    folder = Hand(split='val').write_val(tmp_path / 'both' / 'lrvsf')
+    write_pack(Hand(), folder)
+    assert (read_lrvsf(folder, 'val').split, read_lrvsf(folder).split) == ('val', 'test')
+
+
 def test_the_later_test_pack_is_read_with_and_without_categories(tmp_path, store):
     data = read_lrvsf(write_pack(Hand(), tmp_path))
     assert len(data.pairs) == 6 and len(data.distractors) == 8 == len(set(data.distractors.image))

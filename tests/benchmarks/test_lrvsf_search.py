@@ -274,6 +274,15 @@ def test_damaged_subsets_are_named(tmp_path, found):
         read_bootstrap(tmp_path / 'ids.json')
 
 
+@pytest.mark.parametrize('lists', [[['1', '2'], ['3']], [['3', '4'], ['1', '2']]])
+def test_subsets_of_several_lengths_or_of_one_length_twice_are_named(tmp_path, lists):
+    (tmp_path / 'ids.json').write_text(json.dumps({**SUBSETS, 'dist_3_subsets': lists}))
+    with pytest.raises(
+        ValueError, match='ids.json: dist_3_subsets has lists of 2, [12] ids; all of one name must have'
+    ):
+        read_bootstrap(tmp_path / 'ids.json')
+
+
 def test_a_corrupt_jpeg_in_the_gallery_is_skipped_and_counted(tmp_path, store):
     from cis_nb.backbones.loading import load_backbone
 

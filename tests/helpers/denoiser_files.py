@@ -3,6 +3,8 @@
 import torch
 from safetensors.torch import save_file
 
+from cis_nb.methods.diffusion import cosine_alphas
+
 TABLES = (
     'betas alphas_cumprod alphas_cumprod_prev sqrt_alphas_cumprod sqrt_one_minus_alphas_cumprod '
     'log_one_minus_alphas_cumprod sqrt_recip_alphas_cumprod sqrt_recipm1_alphas_cumprod posterior_variance '
@@ -34,9 +36,10 @@ def released_shapes() -> dict:
 
 
 def released_file(path, shared: bool = False, seed: int = 0) -> dict:
-    "A file of random values; `shared` has the rotary frequencies in the first block only, else all have them."
+    "A file of random values, but for the noise levels; `shared` has the rotary frequencies in the first block only, else all have them."
     g = torch.Generator().manual_seed(seed)
     tensors = {k: 0.02 * torch.randn(s, generator=g) for k, s in released_shapes().items()}
+    tensors['model.noise_scheduler.alphas_cumprod'] = cosine_alphas().float()
     first = 'model.net.transformer.layers.0.0.rotary_emb.freqs'
     for k in [k for k in tensors if k.endswith('rotary_emb.freqs')]:
         tensors[k] = tensors[first].clone()

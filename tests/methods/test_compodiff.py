@@ -376,7 +376,7 @@ def test_each_stage_goes_on_from_the_one_before(stages, xs):
 
 
 @pytest.mark.e2e
-def test_a_start_that_does_not_fit(stages, xs, tmp_path):
+def test_a_start_that_does_not_fit(stages, xs, tmp_path, monkeypatch):
     first, second, _ = stages
     for given, words in (
         (dict(stage='finetune', start=str(first)), "a run of stage '1', and stage 'finetune' goes on from stage '2'"),
@@ -390,6 +390,14 @@ def test_a_start_that_does_not_fit(stages, xs, tmp_path):
         config = T.settings(BASE | dict(pretrained='default') | given)
         with pytest.raises(ValueError, match=words):
             C.started_denoiser(config, load_backbone(config.backbone, config.pretrained, device='cpu'))
+    monkeypatch.setattr(C, 'states_encoder', lambda names, backbone: load_backbone('tiny_xs', 'none', device='cpu'))
+    for load in (
+        lambda: C.load_compodiff(first, 'cpu'),
+        lambda: C.started_denoiser(settings(stage='2', start=str(first)), xs),
+    ):
+        with pytest.raises(ValueError, match='this denoiser read texts by tiny_xs with the weights .*, and here are'):
+            load()
+    monkeypatch.undo()
     combiner = save_combiner(tmp_path / 'combiner', Combiner(xs.D, 8, 8), xs)
     with pytest.raises(FileNotFoundError, match='compodiff.safetensors is missing: .*not a run of `method: compodiff`'):
         C.started_denoiser(settings(stage='2', start=str(combiner)), xs)

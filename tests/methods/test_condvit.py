@@ -82,6 +82,19 @@ def test_queries_of_both_kinds_and_the_errors_of_each(tiny):
     assert not torch.allclose(query(category, ['Bags']), query(category, ['Head']), atol=1e-3)
 
 
+@pytest.mark.parametrize('kind', ['category', 'text'])
+def test_a_query_without_a_condition_is_named_where_one_is_read(tiny, kind):
+    m, words = method(tiny, kind), ['Bags' if kind == 'category' else 'a bag']
+    with pytest.raises(ValueError, match='query q1: it has no condition, and this CondViT reads one'):
+        query(m, words, [])
+    assert query(m).shape == (0, 160)
+
+
+def test_a_vit_without_conditions_reads_the_reference_alone(tiny):
+    m = method(tiny, 'none')
+    torch.testing.assert_close(query(m, [], ['a bag']), query(m, ['Bags'], ['red']), atol=1e-6, rtol=0)
+
+
 def test_features_of_the_gallery_are_kept_under_a_key_of_the_weights(tiny):
     m, source = method(tiny), dots()
     kept = m.encode_gallery(source)

@@ -671,6 +671,17 @@ def test_only_completions_are_learned(small_model):
         assert tokens.decode(row[label != S.IGNORED]) == completion
 
 
+def test_pairs_longer_than_the_context_are_left_out_and_counted(small_model):
+    tokens, model = S.load_language_model(small_model)
+    short, long = S.edit_text('a cup', 'make it red', 'a red cup'), S.edit_text('a cup ' * 300, 'make it red', 'a cup')
+    objective = S.EditTexts(tokens, model, [short, long], [short, long])
+    assert (objective.data, objective.held_out) == ([short], [short])
+    assert objective.counts == {'pairs longer than the context': 2}
+    assert math.isfinite(objective.validate()['log_likelihood'])
+    with pytest.raises(ValueError, match='1 pairs to learn from and 0 held out have at most 256 tokens'):
+        S.EditTexts(tokens, model, [short], [long])
+
+
 @pytest.mark.e2e
 def test_a_fine_tuned_model_writes_what_it_has_learned(store, small_model):
     edits = {f'a {a}': ('make it red', f'a red {a}') for a in THINGS[:4]}
