@@ -330,7 +330,7 @@ def check_schedule(tables: dict, alphas, path):
     if alphas is None or 'alphas_cumprod' not in tables:
         return
     apart = float((tables['alphas_cumprod'].double() - alphas).abs().max())
-    if not apart < 1e-3:
+    if apart > 1e-3:
         raise ValueError(f'{path}: alphas_cumprod differs by {apart:.3g} from the schedule of the sampler')
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000031

@@ -145,8 +145,10 @@ def lean_table(lean: dict, titles: dict) -> pd.DataFrame:
 def lean_evidence(lean: dict, titles: dict) -> dict:
     "Evidence for the claim N06, if its pair was compared."
     claim = (*CLAIMED_PAIR, LEAN)
+    if claim not in lean:
+        return {}
     what = f'gain in R@1 on attribute tasks − on object tasks, {pair_title(CLAIMED_PAIR, titles)}'
-    return {'N06': [claim_evidence(lean[claim], what)]} if claim in lean else {}
+    return {'N06': [claim_evidence(lean[claim], what)]}
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #0e59401a
 GENECIS_COLUMNS = {'mean': 'Mean', **TITLES, **{f'{g}, mean': f'{g}, mean' for g in TASK_GROUPS}}  # task -> heading

@@ -36,7 +36,8 @@ def released_shapes() -> dict:
 
 
 def released_file(path, shared: bool = False, seed: int = 0) -> dict:
-    "A file of random values, but for the noise levels; `shared` has the rotary frequencies in the first block only, else all have them."
+    """A file of random values, but for the noise levels; `shared` has the rotary frequencies in the first block only,
+    else all have them."""
     g = torch.Generator().manual_seed(seed)
     tensors = {k: 0.02 * torch.randn(s, generator=g) for k, s in released_shapes().items()}
     tensors['model.noise_scheduler.alphas_cumprod'] = cosine_alphas().float()
