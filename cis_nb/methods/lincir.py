@@ -336,7 +336,11 @@ class LinCIRPlugin(Plugin):
         corpus, ids = objective.data, range(min(6, len(objective.data)))
         masked = corpus.masked(ids, config.masking, np.random.default_rng(config.seed))
         rows = [(text_of_ids(a), text_of_ids(b)) for a, b in zip(corpus.whole(ids), masked)]
-        return show_table(pd.DataFrame(rows, columns=['caption', 'masked']), f'Captions, masking: {config.masking}')
+        return show_table(
+            pd.DataFrame(rows, columns=['caption', 'masked']),
+            f'Captions, masking: {config.masking}',
+            '[$] is the place of a pseudo-word',
+        )
 
 # %% ../../nbs/04b_methods/05_lincir.ipynb #96a1b445
 def rate_of(work, batches, cuda: bool) -> pd.Series:  # seconds, operations, bytes
