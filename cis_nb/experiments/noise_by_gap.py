@@ -195,7 +195,7 @@ def gain_lines(points: list, gains: dict) -> list:
 def gap_recipe_table(backbones: dict) -> pd.DataFrame:
     "The recipes of a page's backbones, a column for each setting that one of them names."
     names = list(dict.fromkeys(k for given in backbones.values() for k in given))
-    rows = [dict(backbone=label, **{k: str(given.get(k, '')) for k in names}) for label, given in backbones.items()]
+    rows = [dict(copy=label, **{k: str(given.get(k, '')) for k in names}) for label, given in backbones.items()]
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #f2b0021
