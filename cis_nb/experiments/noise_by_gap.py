@@ -453,15 +453,18 @@ def factorial_lines(f: Factorial, effects: dict, seed: int = 0) -> list:
 
 # %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #f2b0038
 def finding_line(points: list, gains: dict, slopes: dict, f: Factorial, effects: dict, task: str, seed: int = 0) -> str:
-    "The gains of LinCIR's noise over the backbones, their slope, and the factors that change the gain, on a task."
+    """The gains of LinCIR's noise over the backbones and the factors that change the gain, on a task; the slopes of
+    all noise distributions on all tasks."""
     mine = [gains[x.label, 'product', task] for x in points]
     diffs, gaps = [c['diff'] for c in mine], [x.gap for x in points]
     span = f'{len(points)} backbones with gaps from {min(gaps):.2f} to {max(gaps):.2f}'
     first = f'{min(diffs):+.1f} to {max(diffs):+.1f} on {span}'
     sure = [k for (k, t), c in effects.items() if t == task and verdict(c) in ('better', 'worse')]
+    over_all = [(n, t, c) for (kind, n, t), c in slopes.items() if kind == ALL_KINDS]
+    rise = ', '.join(f'{score_title(t)} {NOISE_TITLES[n]} {format_difference(c)}' for n, t, c in over_all)
     return (
         f'Gain of LinCIR’s noise in {score_title(task)}, points: {first} ({verdicts_in_words(mine)});'
-        f' slope for a tenth of gap {format_difference(slopes[ALL_KINDS, "product", task])};'
+        f' slope for a tenth of gap: {rise};'
         f' mean gain over training settings {format_difference(mean_gain(f, task, seed))},'
         f' changed by {", ".join(sure) or "none of the factors that is resolved"}'
     ).replace('-', '−')
