@@ -390,13 +390,13 @@ def test_a_kill_leaves_nothing_finished_and_the_next_run_goes_on(tmp_path, monke
         m.relation_shards({str(source)!r}, 'world', per_shard=10, processes=1)'''
     run = subprocess.Popen([sys.executable, '-c', textwrap.dedent(code)], env=os.environ)
     place, end = store_root() / 'relations', time.time() + 60
-    while time.time() < end and len(list(place.glob('.partial-*/*.json'))) < 3:
+    while time.time() < end and len(list(place.glob('.partial-*/relations-*.json'))) < 3:
         time.sleep(0.02)
     run.send_signal(signal.SIGKILL)
     run.wait()
     before = {
         p.name: (p.stat().st_mtime_ns, p.read_bytes())
-        for p in place.glob('.partial-*/*.json')
+        for p in place.glob('.partial-*/relations-*.json')
         for p in (p, p.with_suffix('.parquet'))
     }
     assert 6 <= len(before) < 18 and not [p for p in place.iterdir() if not p.name.startswith('.')]
