@@ -233,11 +233,10 @@ class GalleryTower:
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #df05d807
 class Preprocessing(Document):
-    "How pixels are normalised and images resized; CLIP's, but for the filter of the published model."
+    "How pixels are normalised: CLIP's. Images are resized bilinearly, as those of the published model."
 
     mean: list[float] = Field(list(OPENAI_DATASET_MEAN), min_length=3, max_length=3)
     std: list[float] = Field(list(OPENAI_DATASET_STD), min_length=3, max_length=3)
-    interpolation: Literal['bilinear', 'bicubic'] = 'bilinear'
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,7 @@ class ViTShape:
             act_layer=QuickGELU if quick_gelu else nn.GELU,
         )
         size = (self.image_size, self.image_size)
-        v.preprocess_cfg = dict(size=size, mode='RGB', **Preprocessing().model_dump())
+        v.preprocess_cfg = dict(size=size, mode='RGB', interpolation='bilinear', **Preprocessing().model_dump())
         return v
 
 # %% ../../nbs/04a_backbones/06_conditional_vit.ipynb #35082b0b

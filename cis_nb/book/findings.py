@@ -19,7 +19,12 @@ from ..core.store import write_atomic
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00005
 FINDINGS = KEPT / 'findings.csv'
 COLUMNS = ['profile', 'experiment', 'finding', 'seconds', 'date', 'device', 'library']
-WITH_FINDINGS = ('06', '07', '08')  # chapters of these parts have findings that do not depend on what else has run
+WITH_FINDINGS = (
+    '03',
+    '06',
+    '07',
+    '08',
+)  # chapters of these parts have findings that do not depend on what else has run
 
 
 def _finding(e) -> dict:

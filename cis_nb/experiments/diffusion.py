@@ -1618,6 +1618,7 @@ def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict,
     `placed` is empty without drawn pairs."""
     acts = {
         'forbidden objects with a negative text': negative[ZERO_SHOT, 'forbidden', 'none', 'forbidden'],
+        'objects outside a mask kept': masked[ZERO_SHOT, 'mask', 'none', 'kept'],
         'localisation by a mask': masked[ZERO_SHOT, 'mask', 'none', 'localised'],
     }
     if placed:
@@ -1645,8 +1646,10 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
         claim_evidence(search_effect(negative, ZERO_SHOT, a, b, 'forbidden', seed), words)
         for words, (a, b) in found.items()
     ]
-    local = search_effect(masked, ZERO_SHOT, 'mask', 'none', 'localised', seed)
-    lines.append(claim_evidence(local, 'localised (kept outside − shown inside the mask), with mask − without'))
+    of_masks = dict(kept='objects outside the mask kept', localised='localised (kept outside − shown inside the mask)')
+    for score, words in of_masks.items():
+        effect = search_effect(masked, ZERO_SHOT, 'mask', 'none', score, seed)
+        lines.append(claim_evidence(effect, f'{words}, with mask − without'))
     if placed is None:
         return lines
     first = search_effect(placed, ZERO_SHOT, 'mask', 'none', 'inside', seed)

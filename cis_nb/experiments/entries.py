@@ -202,9 +202,9 @@ def control_entries(entry: Entry, config: TrainingConfig, backbone, device='auto
     return [Entry(m) for m in titled.values()]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #b927fc3c
-def with_controls(entries: list, trainings: list, backbone, device='auto', read=None) -> list:  # of Entry
-    "Trained entries, each first seed of a method followed by its controls."
-    configs = {api.get('method', c.method).variant(c): c for c in map(training_config, trainings)}
+def with_controls(entries: list, configs: list, backbone, device='auto', read=None) -> list:  # of Entry
+    "Trained entries, each first seed of a method followed by its controls; `configs` are those of the trainings."
+    configs = {api.get('method', c.method).variant(c): c for c in configs}
     out, seen = [], set()
     for e in entries:
         out.append(e)
@@ -221,7 +221,8 @@ def compared_methods(p: dict, backbone) -> list:  # of Entry
     plain = untrained_methods(p['methods'], backbone, p['seed'], read, p)
     trained = trained_entries(p['trainings'], p['seeds'], backbone, p['device'], read)
     if p.get('controls'):
-        trained = with_controls(trained, p['trainings'], backbone, p['device'], read)
+        configs = map(training_config, p['trainings'])
+        trained = with_controls(trained, configs, backbone, p['device'], read)
     return [Entry(m) for m in plain] + trained
 
 

@@ -12,7 +12,7 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES'
            'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets',
            'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
            'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
-           'shown_tasks_note', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
+           'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
            'below_chance_note', 'leads', 'nearest_rivals', 'compared_note', 'referred_finding', 'text_alone_note',
            'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
            'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
@@ -577,17 +577,23 @@ def shown_tasks_note(run: ReferredRun) -> str:
     return f'The figures show the methods {" and ".join(map(under, shown_tasks(run)))}.'
 
 
-def recall_axis(ax, of_chance: dict):  # distractors -> R@1 of chance
-    "A logarithmic axis of R@1 that ends at the least chance; chance is a dotted line."
-    ax.plot([*of_chance], [*of_chance.values()], color=color('grey'), ls=':', label='Chance')
-    ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * min(of_chance.values()), None))
+def chance_curves(task, steps: list, metric: str) -> dict:  # name -> distractors -> percent
+    "R@1 or Cat@1 of chance in the whole gallery, and R@1 of chance in the category of the target where it is known."
+    if metric != 'recall':
+        return {'Chance': {n: category_chance(task, n) for n in steps}}
+    inside = {'Chance within the category': {n: chance_within(task, n) for n in steps}} if task.category_of else {}
+    return {'Chance': {n: 100 / len(gallery_among(task, n)) for n in steps}} | inside
+
+
+def recall_axis(ax, least: float):
+    "A logarithmic axis of R@1 that ends at the least chance."
+    ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * least, None))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def accuracy_axis(ax, of_chance: dict):  # distractors -> Cat@1 of chance
-    "An axis of Cat@1 from 0; chance is a dotted line."
-    ax.plot([*of_chance], [*of_chance.values()], color=color('grey'), ls=':', label='Chance')
+def accuracy_axis(ax, least: float):
+    "An axis of Cat@1 from 0."
     ax.set(ylabel='Cat@1 (%)', ylim=(0, None))
 
 
@@ -613,10 +619,12 @@ def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 're
         drawn = set(run.titles) if methods is None else {*methods, *own}
         mine = results[(results.task == task) & (results.metric == metric) & (results.k == 1)]
         t, axis = run.benchmark.tasks[task], recall_axis if metric == 'recall' else accuracy_axis
-        guess = {n: 100 / len(gallery_among(t, n)) if metric == 'recall' else category_chance(t, n) for n in run.steps}
-        least = min(guess.values()) if metric == 'recall' else 0
+        guesses = chance_curves(t, run.steps, metric)
+        least = min(guesses['Chance'].values()) if metric == 'recall' else 0
         method_curves(ax, run, mine[mine.method.isin(drawn)], least)
-        axis(ax, guess)
+        for (name, guess), ls in zip(guesses.items(), (':', '-.')):
+            ax.plot([*guess], [*guess.values()], color=color('grey'), ls=ls, label=name)
+        axis(ax, least)
         ax.set_title(subject if len(tasks) == 1 else under(task).capitalize())
     if len(tasks) > 1:
         fig.suptitle(subject, x=0.01, ha='left', fontsize=10.5, fontweight='bold')

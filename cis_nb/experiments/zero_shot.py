@@ -29,7 +29,7 @@ from ..data.roots import WORLD, cirr_root, is_world
 from .combiner_ablations import as_own, claim_evidence
 from .comparison import LEAST_UNITS, contrast, format_difference, hits
 from .composed_retrieval import run_composed
-from .entries import seeded_config, trained_entry, training_config
+from .entries import seeded_config, trained_entry, training_config, with_controls
 from .matrix import MatrixRun
 from ..methods.combiner import triplet_folder
 from ..mining.captions import read_captions
@@ -260,11 +260,12 @@ def zero_shot_configs(p: dict) -> list:  # of TrainingConfig
 
 
 def zero_shot_run(p: dict) -> MatrixRun:
-    "The sets of a page, ranked by its baselines and by `zero_shot_configs`, each with all seeds."
+    "The sets of a page, ranked by its baselines and by `zero_shot_configs`, each with all seeds and its controls."
     configs = zero_shot_configs(p)
 
     def trained(model):
-        return [trained_entry(seeded_config(c, s), model, p['device']) for c in configs for s in p['seeds']]
+        entries = [trained_entry(seeded_config(c, s), model, p['device']) for c in configs for s in p['seeds']]
+        return with_controls(entries, configs, model, p['device'])
 
     return run_composed(p | dict(trainings=[]), trained)
 

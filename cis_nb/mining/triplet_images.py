@@ -434,6 +434,7 @@ class DiffusersGenerator:
             scheduler=type(self.pipeline.scheduler).__name__,
             shared=dict(cross=cross_share, self=self_share, positions=self.sharing.positions),
             dtype=dtype,
+            safety_checker=self.pipeline.safety_checker is not None,
             **self.settings,
         )
 

@@ -8,7 +8,7 @@ __all__ = ['INDEX_KINDS', 'ROUNDS', 'WAY_COLORS', 'l2_normalize_array', 'cluster
            'index_efforts', 'interleaved_rates', 'median_and_spread', 'rows_of_same_effort', 'index_rates',
            'clustered_files', 'vector_files', 'cheapest_efforts', 'index_table', 'index_finding', 'no_faster_note',
            'advantage_by_size', 'index_figure', 'index_bytes', 'exact_milliseconds', 'gallery_cost', 'exact_cost',
-           'extrapolated_recall', 'PlanMachine', 'search_plan', 'search_speed']
+           'extrapolated_recall', 'PlanMachine', 'search_plan', 'plan_in_words', 'search_speed']
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #19e112bc
 import hashlib
@@ -818,6 +818,15 @@ def search_plan(
     plan = {'quantity': [line[0] for line in first]}
     plan |= {f'{dim} numbers': [line[1] for line in lines] for dim, lines in columns.items()}
     return pd.DataFrame(plan | {'source': [line[2] for line in first]})
+
+
+def plan_in_words(plan: pd.DataFrame, n: int) -> str:
+    "Machines and recall of a plan for `n` vectors, in the dimension that was measured; empty where no recall is known."
+    of = plan.set_index('quantity').iloc[:, 0]
+    recalls = {'': of['recall@1, ivfpq'], ' with re-ranking': of['recall@1, ivfpq, re-ranked']}
+    known = [f'{recall}{how}' for how, recall in recalls.items() if recall != '–']
+    said = f'{n:,} vectors of {plan.columns[1]} on {of["machines"]} machines, each IVF-PQ on disk'
+    return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)' if known else ''
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #0c135ac9
 def search_speed(n: int, D: int, queries: int = 200, k: int = 10, seed: int = 0) -> dict:

@@ -356,7 +356,7 @@ def lab(tmp_path, folder):
             if s.connect_ex(('127.0.0.1', port)) == 0:
                 break
         if server.poll() is not None:
-            pytest.skip(f'JupyterLab does not start here: {(tmp_path / "lab.log").read_text()[-300:]}')
+            pytest.fail(f'JupyterLab ended: {(tmp_path / "lab.log").read_text()[-600:]}')
         time.sleep(0.1)
     yield f'http://127.0.0.1:{port}/doc/tree/page.ipynb?reset'
     server.terminate()

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from denoiser_files import released_file
 from PIL import Image
 from projects import ROOT
 
 from cis_nb import api
 from cis_nb import train as T
 from cis_nb.api import Queries, configure
-from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
+from cis_nb.backbones.denoiser import RELEASED_DENOISER, Denoiser, DenoiserShape, denoiser_names
 from cis_nb.backbones.features import Features, l2_normalize
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.experiment_files import read_params
@@ -580,11 +581,35 @@ def test_the_published_settings_are_those_of_the_paper(stage):
     assert c.cross_heads == c.heads and c.schedule == 'constant'
     assert printed.image_encoder == printed.text_encoder == 'CLIP-L/14' and c.backbone == 'vit_l'
     assert printed.sampling_variance_method == 'DDIM' and C.SamplerSettings().noise_share == 0
-    reads = {'1': 'z_cT', '2': 'z_cT, z_iR, z_cM', 'finetune': 'z_cT, z_iR'}
-    assert printed.conditions == reads[c.stage] and printed.noise_schedule == 'cosine'
+    assert printed.noise_schedule == 'cosine'
     assert (c.task_mix == [0.3, 0.3, 0.4], c.condition_dropout) == (True, 0.1)
-    known = {*numbers, 'image_encoder', 'text_encoder', 'sampling_variance_method', 'conditions', 'noise_schedule'}
-    assert {*printed.index} - known == {'optimizer', 'input_tokens', 'training_dataset'}
+    known = {*numbers, 'image_encoder', 'text_encoder', 'sampling_variance_method', 'noise_schedule'}
+    elsewhere = {'conditions'}  # the next test
+    assert {*printed.index} - known - elsewhere == {'optimizer', 'input_tokens', 'training_dataset'}
+
+
+def test_the_released_file_is_a_method_over_its_two_backbones(tmp_path):
+    given = released_file(tmp_path / 'model.safetensors')
+    image, text = SimpleNamespace(name='vit_l', D=768), SimpleNamespace(name='vit_g', W=1280)
+    m = C.published_compodiff(tmp_path / 'model.safetensors', 'cpu', image, text)
+    assert (m.net.shape, m.backbone, m.states.backbone, m.states.padding) == (RELEASED_DENOISER, image, text, 'literal')
+    own = m.net.state_dict()
+    assert all(torch.equal(own[name], given[k]) for k, name in denoiser_names(m.net).items())
+    for place, width in dict(image=768, text=1280).items():
+        both = dict(image=image, text=text) | {place: SimpleNamespace(name='other', D=512, W=512)}
+        with pytest.raises(ValueError, match=f'{place}: other has width 512, and the denoiser of .* reads {width}'):
+            C.published_compodiff(tmp_path / 'model.safetensors', 'cpu', **both)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize('stage', STAGES)
+def test_the_tasks_of_a_stage_give_the_conditions_of_the_paper(stage, xs):
+    printed = pd.read_csv(ROOT / 'cis_nb/paper/compodiff_hyperparameters.csv', dtype=str)
+    (asked,) = printed.value[(printed.setting == f'stage={STAGES[stage]}') & (printed.metric == 'conditions')]
+    named = dict(z_cT='text', z_iR='reference', z_cM='mask')
+    o = C.CompoDiffPlugin().objective(xs, settings(stage=stage.removeprefix('stage'), start='none'))
+    given = set().union(*({*C.conditions_of(t).split(', ')} for t in o.data.tasks))
+    assert given == {named[condition] for condition in asked.split(', ')}
 
 
 def test_trained_on_is_said_in_words():

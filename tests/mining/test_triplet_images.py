@@ -286,6 +286,7 @@ def test_pairs_of_a_batch_do_not_see_each_other(diffusion):
 def test_an_unsafe_image_is_a_reason(diffusion, monkeypatch):
     generator = T.DiffusersGenerator(str(diffusion), steps=1, device='cpu')
     pipeline = generator.pipeline
+    assert generator.record['safety_checker'] is False  # the tiny model has none
 
     def flagged(*a, **kw):
         made = pipeline(*a, **kw)
