@@ -19,12 +19,8 @@ from ..core.store import write_atomic
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00005
 FINDINGS = KEPT / 'findings.csv'
 COLUMNS = ['profile', 'experiment', 'finding', 'seconds', 'date', 'device', 'library']
-WITH_FINDINGS = (
-    '03',
-    '06',
-    '07',
-    '08',
-)  # chapters of these parts have findings that do not depend on what else has run
+# chapters of these parts have findings that do not depend on what else has run
+WITH_FINDINGS = ('03', '06', '07', '08')
 
 
 def _finding(e) -> dict:
@@ -60,9 +56,12 @@ def add_findings(rows: list, file: Path = None) -> pd.DataFrame:
 
 
 def keep_findings(profile: str, data: str = '') -> list:  # of the experiments' names
-    "Keep what the finished experiments of a profile have found."
+    "Keep what the finished experiments of a profile have found, and their evidence on claims."
+    from cis_nb.experiments.claims import keep_receipts  # seconds, which other commands need not wait
+
     ran = [e for e in experiments(profile, data).values() if e.chapter[:2] in WITH_FINDINGS and done(e)]
     add_findings([_finding(e) for e in ran])
+    keep_receipts({f'{profile}/{e.name}': read_record(e.receipt)[0] for e in ran})
     return [e.name for e in ran]
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00008

@@ -6,20 +6,23 @@
 __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA', 'TESTED', 'TESTING_PAGE',
            'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED', 'CERTAIN', 'GENERAL',
            'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'WITH_DARK_INK', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE',
-           'CLAUSES', 'UNDECIDED', 'claims', 'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome',
-           'NotTestable', 'all_hold', 'rounded_up', 'line_in_words', 'effect', 'unless_refuted', 'with_role',
-           'corrected_lines', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there',
-           'own_recipe', 'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
-           'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
-           'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
-           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
-           'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
-           'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'verdict_finding', 'verdict_bars',
-           'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style', 'with_markup',
-           'tested_claims', 'judged_lines', 'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest',
-           'other_units_note', 'claims_tested_elsewhere', 'waiting_claims']
+           'CLAUSES', 'UNDECIDED', 'KEPT_EVIDENCE', 'claims', 'by_claim', 'waits_for', 'tests_in',
+           'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'line_in_words', 'effect',
+           'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence', 'sum_beats_parts',
+           'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr', 'solutions_win',
+           'sampling_deviation', 'deviation_line', 'spread', 'has_released_templates', 'on_templates', 'sizes',
+           'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap', 'focus_is_symmetric',
+           'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one', 'waiting_outcome',
+           'why_not_tested', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered',
+           'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts', 'own_comparisons_of_untested',
+           'counts_in_words', 'verdict_finding', 'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines',
+           'folded_own', 'badge_style', 'with_markup', 'tested_claims', 'judged_lines', 'claims_by_paper',
+           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'claims_tested_elsewhere',
+           'waiting_claims', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'keep_receipts', 'kept_verdicts',
+           'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -49,11 +52,12 @@ from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, sample_noise
 from ..retrieval.metrics import ranks
 from ..retrieval.statistics import bootstrap_ci, families_of
+from ..core.documents import Document, read_json
 from ..core.experiment_files import defaults, notebooks, read_notebook, read_receipt, receipt_path
 from ..core.parameters import checked
 from ..core.plotting import color, forest, page
-from ..core.report import show_table
-from ..core.store import project_root
+from ..core.report import KEPT, show_table
+from ..core.store import project_root, write_atomic
 from ..data.datasets import data_title
 from ..data.roots import WORLD
 from .composed_retrieval import run_composed
@@ -664,15 +668,21 @@ def own_comparisons_of_untested(
     return len(own), sum(any(c['high'] < 0 for c in lines) for lines in own)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ebe1696b
-def verdict_finding(verdicts: pd.DataFrame) -> str:
-    "The number of claims with each verdict, in one line."
+def counts_in_words(verdicts: pd.DataFrame, of: list) -> str:
+    "How many claims have each of the verdicts `of`; those that none has are left out."
+    n, several = verdict_counts(verdicts).sum(), {IN_FULL: IN_FULL.replace('needs', 'need')}
+    return ', '.join(f'{n[v]} {several.get(v, v) if n[v] > 1 else v}' for v in of if n[v])
+
+
+def verdict_finding(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> str:
+    "The number of claims with each verdict, in one line; `kept`: those of `kept_verdicts`."
     n = verdict_counts(verdicts).sum()
-    several = {IN_FULL: IN_FULL.replace('needs', 'need')}
-    judged = [f'{n[v]} {several.get(v, v) if n[v] > 1 else v}' for v in [*JUDGED_HERE, *NOT_TESTED] if n[v]]
+    by_kept = kept is not None and len(kept) and f' (kept runs judge {len(kept)}: {counts_in_words(kept, JUDGED_HERE)})'
     own, against = own_comparisons_of_untested(verdicts)
     beside = f'; {own} claims have only own comparisons of this book, and {against} of them one below zero' * bool(own)
     return (
-        f'{", ".join(judged)}; apart from these, {n[CERTAIN]} hold by construction or arithmetic;'
+        f'{counts_in_words(verdicts, [*JUDGED_HERE, *NOT_TESTED])}{by_kept or ""}; apart from these,'
+        f' {n[CERTAIN]} hold by construction or arithmetic;'
         f' {n[WAITS]} of {len(verdicts)} claims wait for data or weights{beside}'
     )
 
@@ -772,12 +782,14 @@ def with_markup(table: HTML) -> HTML:
     return HTML(f'<div class="cis-claims">{text}</div>')  # narrow screens show a claim as a block, not as a row
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #734c98ee
-def tested_claims(verdicts: pd.DataFrame, under: list, title='Claims tested on this run', of=JUDGED_HERE) -> HTML:
-    "The table of the claims with one of the verdicts `of`; `under`: lines below the title."
+def tested_claims(
+    verdicts: pd.DataFrame, under: list, title='Claims tested on this run', of=JUDGED_HERE, run='this run'
+) -> HTML:
+    "The table of the claims with one of the verdicts `of`, tested by `run`; `under`: lines below the title."
     t = verdicts[verdicts.verdict.isin(of)]
     here = [folded_lines(comparison_lines(r.effect, r.verdict, r.comparisons)) for r in t.itertuples()]
     rows = t.assign(here=here, verdict=BADGE + t.verdict + BADGE)[['id', 'claim', 'printed', 'verdict', 'here']]
-    rows.columns = ['id', 'claim', 'in the paper', 'verdict', 'this run: differences, in points where no unit is given']
+    rows.columns = ['id', 'claim', 'in the paper', 'verdict', f'{run}: differences, in points where no unit is given']
     return with_markup(show_table(rows, title, under))
 
 
@@ -839,3 +851,57 @@ def waiting_claims(verdicts: pd.DataFrame) -> pd.DataFrame:
     t = t.assign(effect=[*map(folded_own, t.effect, t.comparisons)])
     rows = t.assign(paper=t.paper.map(PAPERS))[['id', 'paper', 'claim', 'printed', 'effect']]
     return rows.rename(columns=dict(printed='in the paper', effect=''))
+
+# %% ../../nbs/05b_experiments/08_claims.ipynb #7d0e0002
+KEPT_EVIDENCE = KEPT / 'evidence.json'  # what `cis-book keep` has written
+
+
+class KeptReceipt(Document):
+    "What is kept of the receipt of an experiment."
+
+    params: dict
+    created: str
+    machine: dict
+    evidence: dict[str, list[dict] | str]
+
+
+class KeptReceipts(Document):
+    "The kept parts of receipts by `profile/experiment`."
+
+    receipts: dict[str, KeptReceipt]
+
+
+def kept_receipts(file: Path = None) -> dict:  # profile/experiment -> fields of `KeptReceipt`
+    "The kept parts of receipts; none where there is no file. ValueError for a damaged file."
+    file = Path(file or KEPT_EVIDENCE)
+    if not file.exists():
+        return {}
+    return read_json(file, KeptReceipts, 'write it by `cis-book keep full`')['receipts']
+
+
+def keep_receipts(receipts: dict, file: Path = None) -> dict:  # profile/experiment -> receipt; the same
+    "Keep the evidence of some receipts; one replaces the earlier one of the same experiment, the others stay."
+    file = Path(file or KEPT_EVIDENCE)
+    new = {n: {k: r[k] for k in KeptReceipt.model_fields} for n, r in receipts.items() if r.get('evidence')}
+    kept = dict(sorted((kept_receipts(file) | new).items()))
+    text = json.dumps(dict(receipts=kept), indent=1, ensure_ascii=False)
+    write_atomic(file, lambda p: p.write_text(text + '\n', encoding='utf-8'))
+    return kept
+
+# %% ../../nbs/05b_experiments/08_claims.ipynb #7d0e0003
+def kept_verdicts(verdicts: pd.DataFrame, receipts: dict) -> pd.DataFrame:  # some rows of `verdicts`
+    "The claims that a run does not test and kept receipts do, with the outcome of those."
+    evidence = joined_evidence(receipts)
+    t = verdicts[verdicts.verdict.isin(NOT_TESTED) & verdicts.id.isin(evidence)]
+    outcomes = [judge_one(lambda i=i: evidence[i], set()) for i in t.id]
+    t = t.assign(**{field: [getattr(o, field) for o in outcomes] for field in Outcome._fields})
+    return t[t.verdict.isin(JUDGED_HERE)]
+
+
+def kept_claims(kept: pd.DataFrame, receipts: dict) -> HTML:
+    "The table of the claims of `kept_verdicts`, with the runs that judge them, their dates and machines."
+    about = {name: f'{r["created"][:10]}, {r["machine"]["gpu"] or r["machine"]["cpu"]}' for name, r in receipts.items()}
+    sources = {i: s for i, s in evidence_sources(receipts).items() if i in set(kept.id)}
+    runs = {name for name, r in receipts.items() if set(kept.id) & set(r['evidence'])}
+    when = [f'{name}: {about[name]}.' for name in sorted(runs)]
+    return tested_claims(kept, [*judged_lines(kept, sources), *when], 'Claims judged by kept runs', run='kept run')
