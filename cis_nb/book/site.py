@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'CODE_TOKENS', 'STATE_LABELS', 'RUN_FILES', 'ABOUT_TITLE', 'PAPER_TITLES',
            'MAP_KINDS', 'ONLY', 'MAP_LABELS', 'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT',
-           'MATRIX_NOTE', 'READING_PATHS', 'inline', 'format_duration', 'format_date', 'render_template', 'page_cell',
-           'is_shown', 'plain_value', 'cut_at_clause', 'set_title', 'fold_title', 'page_table', 'page_markdown',
-           'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence',
-           'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title', 'trained_title', 'other_experiment',
-           'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
-           'method_matrix', 'card_figure', 'page_numbers', 'front_page', 'results', 'build_html', 'site']
+           'FINDINGS_NOTE', 'MATRIX_NOTE', 'READING_PATHS', 'inline', 'format_duration', 'format_date',
+           'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause', 'set_title', 'fold_title',
+           'page_table', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty',
+           'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title',
+           'trained_title', 'other_experiment', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state',
+           'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'card_figure', 'page_numbers', 'front_page',
+           'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -834,6 +835,8 @@ Conditional image similarity: a query is a reference image and a condition in wo
 This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that run without a download.
 Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
 
+FINDINGS_NOTE = """`[a, b]` is a 95 % interval. *3/3* after a difference: in 3 of 3 seeds, the interval of that training
+alone lies on its side of zero. [How to read a page](about) explains *better*, *undecided* and the names."""
 MATRIX_NOTE = """Percent. A small ± is the standard deviation over training seeds; without it there is
 one seed or no training.
 The last row is half a 95 % interval over queries, the median of the column:
@@ -889,7 +892,7 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
         FRONT_TEXT,
         f'This is the profile **{profile}**. [{ABOUT_TITLE}](about): what it is and how to read it.',
         _reading_paths(names),
-        *(['## Findings', findings] if findings else []),
+        *(['## Findings', FINDINGS_NOTE, findings] if findings else []),
         *(['## Methods and benchmarks', MATRIX_NOTE, matrix] if matrix else []),
         *(['## Claims of the papers', _verdicts(found), claims] if claims_page else []),
         '## Chapters',

@@ -935,7 +935,8 @@ def effect_forest(effects: dict, pairs: dict, score: str, titles: dict, title: s
     "Differences of searches (words -> search, search) in a score, a line for each method and pair."
     methods = dict.fromkeys(m for m, *_ in effects)
     shown = {f'{titles[m]}, {words}': effects[m, a, b, score] for m in methods for words, (a, b) in pairs.items()}
-    return forest(forest_rows(shown), f'{score}, difference in points', title)
+    better = '; less is better' if score == 'forbidden' else ''
+    return forest(forest_rows(shown), f'{score}, difference in points{better}', title)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002d
 def mask_queries(images: LabelledImages, n: int, seed: int = 0) -> tuple:  # table of Q, (Q,64,64) bool
@@ -1619,12 +1620,18 @@ def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict,
     acts = {
         'forbidden objects with a negative text': negative[ZERO_SHOT, 'forbidden', 'none', 'forbidden'],
         'objects outside a mask kept': masked[ZERO_SHOT, 'mask', 'none', 'kept'],
-        'localisation by a mask': masked[ZERO_SHOT, 'mask', 'none', 'localised'],
     }
     if placed:
         acts['pairs of drawn edits with the one inside the mask first'] = placed[ZERO_SHOT, 'mask', 'none', 'inside']
+    said = {what: f'{what} {difference_cell(c, change)}' for what, c in acts.items()}
+    for what, effects, key in (
+        ('forbidden objects with a negative text', negative, ('forbidden', 'none', 'forbidden')),
+        ('pairs of drawn edits with the one inside the mask first', placed, ('mask', 'none', 'inside')),
+    ):
+        if ('image_text', *key) in effects:
+            said[what] += f' (Image + Text {format_interval(effects["image_text", *key])})'
     first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
-    return f'{first}. In points: ' + ', '.join(f'{what} {difference_cell(c, change)}' for what, c in acts.items())
+    return f'{first}. In points: ' + ', '.join(said.values())
 
 
 def compodiff_reading(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> list:  # of texts

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .. import api
 from ..api import Queries, Unsolved
@@ -588,6 +588,7 @@ def chance_curves(task, steps: list, metric: str) -> dict:  # name -> distractor
 def recall_axis(ax, least: float):
     "A logarithmic axis of R@1 that ends at the least chance."
     ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * least, None))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
@@ -1169,7 +1170,8 @@ def over_filter(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # o
     line, table = lead_line(run, CONDVIT, VIT + FILTERED, distractors, seed=seed), printed_filter()
     ours, theirs = (recall_among(run, m, distractors) for m in (CONDVIT, VIT + FILTERED))
     a, b = (f'{table[c].min():.1f} to {table[c].max():.1f}' for c in ('conditional', 'after'))
-    return [dict(line, what=f'{line["what"]}, {ours:.1f} against {theirs:.1f} % (paper: {a} against {b} %)')]
+    here = f'{ours:.1f} against {theirs:.1f} % among {distractors:,} distractors'
+    return [dict(line, what=f'{line["what"]}, {here} (paper: {a} against {b} % among two million)')]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1c2a2c2a
 def over_text(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
