@@ -27,7 +27,6 @@ from cis_nb.experiments.comparison import (
     corrected,
     doubt_note,
     format_interval,
-    verdict,
     verdict_in_words,
 )
 from ..methods.condvit import CondViTMethod
@@ -235,15 +234,15 @@ def pointing_leads(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> dict:  
 
 
 def pointing_note(hits: pd.DataFrame, found: dict, a: str, b: str) -> str:
-    "`pointing_leads` in words: over all queries, and the categories with a verdict."
-    whole, by_verdict = found['all'], dict(better=[], worse=[])
+    "`pointing_leads` in words: over all queries, and the categories by verdict."
+    whole, by_verdict = found['all'], {}
     for name, some in hits.groupby('category'):
         said = f'{name} ({some[a].mean():.0f} against {some[b].mean():.0f} %)'
-        by_verdict.get(verdict(found[name]), []).append(said)
-    parts = [f'{word} in {", ".join(names)}' for word, names in by_verdict.items() if names]
+        by_verdict.setdefault(verdict_in_words(found[name]), []).append(said)
+    parts = [f'{word} in {", ".join(names)}' for word, names in sorted(by_verdict.items())]
     return (
         f'{a} minus {b} over all {len(hits)} queries: {format_interval(whole)} points ({verdict_in_words(whole)}); '
-        f'by category {"; ".join(parts) or "no difference"}. {doubt_note(found.values())}'
+        f'by category {"; ".join(parts)}. {doubt_note(found.values())}'
     )
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c0d25520
