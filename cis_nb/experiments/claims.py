@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PAPERS', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA', 'TESTED', 'TESTING_PAGE',
            'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED', 'CERTAIN', 'GENERAL',
-           'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'WITH_DARK_INK', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE',
-           'CLAUSES', 'UNDECIDED', 'KEPT_EVIDENCE', 'claims', 'by_claim', 'waits_for', 'tests_in',
+           'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK', 'LINE_BREAK', 'BOLD', 'FOLD',
+           'BADGE', 'CLAUSES', 'UNDECIDED', 'KEPT_EVIDENCE', 'claims', 'by_claim', 'waits_for', 'tests_in',
            'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'line_in_words', 'effect',
            'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence', 'sum_beats_parts',
            'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr', 'solutions_win',
@@ -650,6 +650,7 @@ VERDICT_FILLS = {
     WAITS: '#bbccdd',
 }  # verdict -> fill of its bar
 JUDGED_HERE = list(VERDICT_FILLS)[:5]  # the verdicts that a comparison gives
+DECIDED = [*JUDGED_HERE, CERTAIN]
 WITH_DARK_INK = ('undecided', TOO_FEW, TOO_LOW, CERTAIN, WAITS)
 
 
@@ -677,7 +678,7 @@ def counts_in_words(verdicts: pd.DataFrame, of: list) -> str:
 def verdict_finding(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> str:
     "The number of claims with each verdict, in one line; `kept`: those of `kept_verdicts`."
     n = verdict_counts(verdicts).sum()
-    by_kept = kept is not None and len(kept) and f' (kept runs judge {len(kept)}: {counts_in_words(kept, JUDGED_HERE)})'
+    by_kept = kept is not None and len(kept) and f' (kept runs judge {len(kept)}: {counts_in_words(kept, DECIDED)})'
     own, against = own_comparisons_of_untested(verdicts)
     beside = f'; {own} claims have only own comparisons of this book, and {against} of them one below zero' * bool(own)
     return (
@@ -895,7 +896,7 @@ def kept_verdicts(verdicts: pd.DataFrame, receipts: dict) -> pd.DataFrame:  # so
     t = verdicts[verdicts.verdict.isin(NOT_TESTED) & verdicts.id.isin(evidence)]
     outcomes = [judge_one(lambda i=i: evidence[i], set()) for i in t.id]
     t = t.assign(**{field: [getattr(o, field) for o in outcomes] for field in Outcome._fields})
-    return t[t.verdict.isin(JUDGED_HERE)]
+    return t[t.verdict.isin(DECIDED)]
 
 
 def kept_claims(kept: pd.DataFrame, receipts: dict) -> HTML:
@@ -904,4 +905,4 @@ def kept_claims(kept: pd.DataFrame, receipts: dict) -> HTML:
     sources = {i: s for i, s in evidence_sources(receipts).items() if i in set(kept.id)}
     runs = {name for name, r in receipts.items() if set(kept.id) & set(r['evidence'])}
     when = [f'{name}: {about[name]}.' for name in sorted(runs)]
-    return tested_claims(kept, [*judged_lines(kept, sources), *when], 'Claims judged by kept runs', run='kept run')
+    return tested_claims(kept, [*judged_lines(kept, sources), *when], 'Claims judged by kept runs', DECIDED, 'kept run')
