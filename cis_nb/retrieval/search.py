@@ -824,9 +824,9 @@ def plan_in_words(plan: pd.DataFrame, n: int) -> str:
     "Machines and recall of a plan for `n` vectors, in the dimension that was measured; empty where no recall is known."
     of = plan.set_index('quantity').iloc[:, 0]
     recalls = {'': of['recall@1, ivfpq'], ' with re-ranking': of['recall@1, ivfpq, re-ranked']}
-    known = [f'{recall}{how}' for how, recall in recalls.items() if recall != '–']
+    known = [f'{"not extrapolated" if r == "–" else r}{how}' for how, r in recalls.items()]
     said = f'{n:,} vectors of {plan.columns[1]} on {of["machines"]} machines, each IVF-PQ on disk'
-    return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)' if known else ''
+    return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)' if {*recalls.values()} != {'–'} else ''
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #0c135ac9
 def search_speed(n: int, D: int, queries: int = 200, k: int = 10, seed: int = 0) -> dict:
