@@ -228,8 +228,9 @@ def test_evidence_says_by_how_much_condvit_leads():
     good, bad = np.ones(20, int), np.full(20, 4)
     (found,) = referred_evidence(lines(dict(zip(NAMES, (good, bad)))), 5)['L05']
     assert (found['diff'], found['low'], found['high']) == (100, 100, 100)
-    assert found['what'].endswith(', 100.0 against 0.0 % among 5 distractors '
-                                  '(paper: 59.0 to 93.3 against 55.1 to 90.9 % among two million)')
+    assert found['what'].endswith(
+        ', 100.0 against 0.0 % among 5 distractors (paper: 59.0 to 93.3 against 55.1 to 90.9 % among two million)'
+    )
     assert 'role' not in found  # an order is asked for, at any recall
     (found,) = referred_evidence(lines(dict(zip(NAMES, (bad, good)))), 5)['L05']
     assert found['diff'] == -100 and referred_evidence(lines({'condvit_category': good}), 5) == {}
