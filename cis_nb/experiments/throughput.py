@@ -505,15 +505,17 @@ def contrastive_measurements(rates: pd.DataFrame) -> list:  # of Measurement
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #e54e5f6a
-def mining_measurements(parsing: dict, english: bool, drawn: pd.DataFrame, n: int, captions: int) -> list:
-    "Parsing, and sampling `n` triplets of the relations of `captions`; only the published sizes have all goals."
+def mining_measurements(parsing: dict, drawn: pd.DataFrame, n: int, captions: int) -> list:
+    """Parsing, and sampling `n` triplets of the relations of `captions`; only the published sizes have all goals.
+    Parsing has goals beside the published program, and its share of the parser one if that takes a fifth of its time."""
     real, fast, triplets = captions >= 3_000_000 and n >= 1_600_000, drawn.iloc[0], f'{n:,} triplets'
     pipeline = dict(one_by_one='the full pipeline, one by one', published='SceneGraphParser')[parsing['reference']]
     parsed, part = 'captions parsed per second and core', 100 * parsing['ratio'] / parsing['bound']
+    beside = parsing['reference'] == 'published'
     gib = fast.peak_bytes / 2**30
     return [
-        Measurement(parsed, pipeline, parsing['ratio'], '≥ 5' if english else '', '×'),
-        Measurement(parsed, 'the parser of spaCy alone', part, '≥ 90' if english else '', '%'),
+        Measurement(parsed, pipeline, parsing['ratio'], '≥ 5' if beside else '', '×'),
+        Measurement(parsed, 'the parser of spaCy alone', part, '≥ 90' if beside and parsing['bound'] < 5 else '', '%'),
         Measurement(f'{triplets} at once, per second', 'one by one', fast.times, '≥ 50', '×'),
         Measurement(f'seconds for {triplets}', 'a clock', fast.seconds, '≤ 60' if real else '', 's'),
         Measurement(f'memory for {triplets}', 'a count', gib, '≤ 8' if real else '', 'GiB'),
