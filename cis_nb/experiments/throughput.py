@@ -507,7 +507,7 @@ def contrastive_measurements(rates: pd.DataFrame) -> list:  # of Measurement
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #e54e5f6a
 def mining_measurements(parsing: dict, drawn: pd.DataFrame, n: int, captions: int) -> list:
     """Parsing, and sampling `n` triplets of the relations of `captions`; only the published sizes have all goals.
-    Parsing has goals beside the published program; its share of the parser has one if that takes a fifth of the time."""
+    Parsing has goals beside the published program, and its share of the parser if that takes a fifth of it."""
     real, fast, triplets = captions >= 3_000_000 and n >= 1_600_000, drawn.iloc[0], f'{n:,} triplets'
     pipeline = dict(one_by_one='the full pipeline, one by one', published='SceneGraphParser')[parsing['reference']]
     parsed, part = 'captions parsed per second and core', 100 * parsing['ratio'] / parsing['bound']
