@@ -7,11 +7,11 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'CODE_TOKENS', 'STATE_LABELS', 'RU
            'MAP_KINDS', 'ONLY', 'MAP_LABELS', 'MAP_TEXT', 'PARTS', 'VERDICT_COLORS', 'FIGURES_FROM', 'FRONT_TEXT',
            'FINDINGS_NOTE', 'MATRIX_NOTE', 'READING_PATHS', 'inline', 'format_duration', 'format_date',
            'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause', 'set_title', 'fold_title',
-           'page_table', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code', 'json_or_empty',
-           'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink', 'notebook_page', 'page_title',
-           'trained_title', 'other_experiment', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state',
-           'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'card_figure', 'page_numbers', 'front_page',
-           'results', 'build_html', 'site']
+           'page_table', 'page_receipt', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code',
+           'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink',
+           'notebook_page', 'page_title', 'trained_title', 'other_experiment', 'pages', 'paper_map', 'made_by',
+           'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'card_figure',
+           'page_numbers', 'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -163,6 +163,13 @@ def page_table(text: str) -> str:
     text = re.sub(r'(?<=\d) ± (?=\d)', '&nbsp;±&nbsp;', text)
     return INTERVAL.sub(r'<span class="cis-interval">\g<0></span>', text)
 
+
+def page_receipt(text: str) -> str:
+    "The HTML of a receipt with the list of its runs folded below their number; one run is shown."
+    runs = r'<div><b>runs</b> ([^<]*, [^<]*)</div>'
+    fold = '<details><summary><b>runs</b> {}</summary>{}</details>'
+    return re.sub(runs, lambda m: fold.format(m[1].count(', ') + 1, m[1]), text)
+
 # %% ../../nbs/10_book/01_site.ipynb #8f14b686
 CODE_TOKENS = ('code_inline', 'code_block', 'fence')
 
@@ -191,8 +198,8 @@ def page_output(o: dict) -> dict:
     "An output in the form that readers see."
     if o['output_type'] == 'error':
         return dict(output_type='stream', name='stdout', text=f'{o["ename"]}: {o["evalue"]}')
-    if '<td' in (table := ''.join(o.get('data', {}).get('text/html', ''))):
-        o = {**o, 'data': {**o['data'], 'text/html': page_table(table)}}
+    if page := ''.join(o.get('data', {}).get('text/html', '')):
+        o = {**o, 'data': {**o['data'], 'text/html': page_receipt(page_table(page) if '<td' in page else page)}}
     if {*o.get('data', {})} == {'text/plain'}:
         shown = escape(plain_value(''.join(o['data']['text/plain'])))
         o = {**o, 'data': {'text/html': f'<p class="cis-value">{shown}</p>'}}

@@ -234,15 +234,18 @@ def pointing_leads(hits: pd.DataFrame, a: str, b: str, seed: int = 0) -> dict:  
 
 
 def pointing_note(hits: pd.DataFrame, found: dict, a: str, b: str) -> str:
-    "`pointing_leads` in words: over all queries, and the categories by verdict."
-    whole, by_verdict = found['all'], {}
+    """`pointing_leads` in words: over all queries, the categories by verdict, and those where the maximum of `a` lies
+    outside the box of the product in most queries."""
+    whole, by_verdict, outside = found['all'], {}, []
     for name, some in hits.groupby('category'):
+        outside += [name] * bool(some[a].mean() < 50)
         said = f'{name} ({some[a].mean():.0f} against {some[b].mean():.0f} %)'
         by_verdict.setdefault(verdict_in_words(found[name]), []).append(said)
     parts = [f'{word} in {", ".join(names)}' for word, names in sorted(by_verdict.items())]
+    elsewhere = f' The maximum of {a} lies outside the box in most queries of {", ".join(outside)}.' if outside else ''
     return (
         f'{a} minus {b} over all {len(hits)} queries: {format_interval(whole)} points ({verdict_in_words(whole)}); '
-        f'by category {"; ".join(parts)}. {doubt_note(found.values())}'
+        f'by category {"; ".join(parts)}.{elsewhere} {doubt_note(found.values())}'
     )
 
 # %% ../../nbs/05b_experiments/26_attention_maps.ipynb #c0d25520

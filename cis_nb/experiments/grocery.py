@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'KEPT_GROCERY', 'grocery_trainings', 'chosen_sum', 'grouped_lines', 'GroceryRun', 'run_grocery',
-           'grocery_table', 'table_with_leads', 'photographs_line', 'shelf_figure', 'ask_for_another',
+           'grocery_table', 'table_with_leads', 'photographs_line', 'shelf_figure', 'ask_for_another', 'conflict_words',
            'condition_strips']
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #be6639cf
@@ -33,6 +33,7 @@ from .matrix import rank_entries
 from .photo_triplets import sum_entry
 from .referred_search import FILTERED, base_name, condvit_at_start, filtered_method
 from ..retrieval.protocol import Benchmark, evaluate, first_images, result_rows
+from ..retrieval.statistics import bootstrap_ci
 from ..train import settings, trained_weights
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #73e024ef
@@ -203,26 +204,41 @@ def shelf_figure(run: GroceryRun, methods: list):
     return fig
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #eaa1f14d
-def ask_for_another(run: GroceryRun, name: str, seed: int = 0) -> dict:  # percent, mean over the training seeds
-    "Shares of first images that have the wrong category asked for, and that show the product of the photograph."
-    task, products = run.benchmark.tasks['category'], run.grocery.products
-    category = dict(zip(products.image, products.category))
+def ask_for_another(run: GroceryRun, name: str, seed: int = 0) -> dict:  # category, product -> dict
+    """Shares of first images that have the wrong category asked for, and that show the product of the photograph.
+
+    Each has `value`, `chance`, and the ends `low` and `high` of the interval of their difference over products, in
+    percent; training seeds are averaged."""
+    task, photos = run.benchmark.tasks['category'], run.grocery.photos
+    category = dict(zip(run.grocery.products.image, run.grocery.products.category))
     names, rng = sorted(set(category.values())), np.random.default_rng(seed)
     asked = [rng.choice([c for c in names if c != own]) for own in task.queries.condition]
-    queries = Queries(
-        task.queries.query_id.tolist(), [[c] for c in asked], task.queries.reference.tolist(), task.source
+    q = task.queries
+    queries = Queries(q.query_id.tolist(), [[c] for c in asked], q.reference.tolist(), task.source)
+    rankings = [first_images(e.method, queries, task.shared_gallery, 1) for e in run.entries if e.name == name]
+    right = dict(category=[{i for i in task.shared_gallery if category[i] == c} for c in asked], product=q.targets)
+    family, found = q.query_id.map(dict(zip(photos.image, photos['product']))), {}
+    for what, images in right.items():
+        hits = np.mean([[top[0] in some for top, some in zip(first, images)] for first in rankings], axis=0)
+        guess = np.array([len(some) / len(task.shared_gallery) for some in images])
+        _, low, high = bootstrap_ci(hits - guess, 1000, seed, families=family)
+        found[what] = dict(value=100 * hits.mean(), chance=100 * guess.mean(), low=100 * low, high=100 * high)
+    return found
+
+
+def conflict_words(title: str, found: dict) -> str:
+    "What a method, called `title`, does under another category (`found`, of `ask_for_another`), in words."
+    said = {w: f'{s["value"]:.1f} % (chance {s["chance"]:.1f})' for w, s in found.items()}
+    above = ' and '.join(f'the {w}' for w, s in found.items() if s['low'] > 0) or 'neither'
+    return (
+        f'{title}: the first image has the category asked for in {said["category"]}, and is the product of the'
+        f' photograph in {said["product"]} of the queries. Above chance: {above}.'
     )
-    found = []
-    for e in [e for e in run.entries if e.name == name]:
-        first = [top[0] for top in first_images(e.method, queries, task.shared_gallery, 1)]
-        followed = np.mean([category[i] == c for i, c in zip(first, asked)])
-        found.append((followed, np.mean([i == t for i, (t,) in zip(first, task.queries.targets)])))
-    followed, kept = 100 * np.mean(found, axis=0)
-    return dict(category=float(followed), product=float(kept))
 
 
 def condition_strips(run: GroceryRun, name: str, photographs: int = 2, k: int = 5) -> list:  # rows for `show_grid`
-    "The first images for some photographs under their category and under two others; first training seed."
+    """The first images for some photographs under their category and under two others, and last the product of the
+    photograph where it is none of them; first training seed."""
     task, entry = run.benchmark.tasks['category'], next(e for e in run.entries if e.name == name)
     names, rows = sorted(set(task.queries.condition)), []
     for at in np.linspace(0, len(task) - 1, photographs + 2).astype(int)[1:-1]:
@@ -231,8 +247,10 @@ def condition_strips(run: GroceryRun, name: str, photographs: int = 2, k: int = 
         asked = [names[(number + step) % len(names)] for step in (0, 1, len(names) // 2)]
         queries = Queries(asked, [[c] for c in asked], [q.reference] * len(asked), task.source)
         for c, top in zip(asked, first_images(entry.method, queries, task.shared_gallery, k)):
-            marks = ['target' if i in q.targets else None for i in top]
-            images = [task.load(i) for i in (q.reference, *top)]
+            shown = [*top, *(t for t in q.targets if t not in top)]
+            marks = ['target' if i in q.targets else None for i in shown]
+            titles = ['photograph', *map(str, range(1, len(top) + 1)), *['product'] * (len(shown) - len(top))]
+            images = [task.load(i) for i in (q.reference, *shown)]
             own = ' (true category)' * (c == q.condition)
-            rows.append(dict(images=images, outlines=['reference', *marks], title=f'“{c}”{own}'))
+            rows.append(dict(images=images, outlines=['reference', *marks], titles=titles, title=f'“{c}”{own}'))
     return rows
