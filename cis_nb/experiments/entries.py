@@ -186,7 +186,9 @@ def at_start(config: TrainingConfig) -> TrainingConfig:
         samples=1000, val_samples=50, world_images=300, batch_size=32, num_inverted_images=32, search_steps=1
     )  # 0 means all
     known = type(config).model_fields
+    synthetic = 'shards' in known and getattr(config, 'triplets', 'synthetic') == 'synthetic'
     less = {k: min(n, getattr(config, k) or n) for k, n in little.items() if k in known}
+    less |= {k: getattr(config, k) for k in ('samples', 'world_images') if synthetic}
     return config.model_copy(update=dict(steps=1, lr=0.0, warmup=0, eval_every=0, log_every=1) | less)
 
 
