@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'ORDER_NOTE', 'SEEDS_NOTE', 'PLAIN_CONTROLS', 'CONTROL_ENDS',
            'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits', 'task_mean', 'contrast', 'compare', 'opposite',
-           'queries_needed', 'corrected', 'verdict', 'format_interval', 'change', 'seeds_apart', 'seeds_in_words',
-           'verdict_in_words', 'format_difference', 'brief_difference', 'difference_cell', 'forest_rows', 'in_families',
-           'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds', 'read_printed',
-           'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds', 'lead_in_words',
-           'kind_of_rival', 'by_question', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons',
-           'contradictions']
+           'queries_needed', 'corrected', 'by_own_p', 'verdict', 'format_interval', 'change', 'seeds_apart',
+           'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference', 'difference_cell',
+           'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
+           'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
+           'recall_over_seeds', 'lead_in_words', 'kind_of_rival', 'by_question', 'rival_leads', 'lead_table',
+           'lead_forest', 'shown_comparisons', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -175,15 +175,21 @@ def corrected(found: dict) -> dict:
     p_values = holm([c['p'] for c in found.values()])
     return {label: dict(c, p_corrected=float(p), family=len(found)) for (label, c), p in zip(found.items(), p_values)}
 
+
+def by_own_p(c: dict) -> dict:
+    "A comparison that stands alone: it has the verdict of its own p-value, unless it was corrected with others."
+    return dict(c, p_corrected=c['p']) if 'p' in c and 'p_corrected' not in c else c
+
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #5db0b86b
 def verdict(
-    c: dict,  # from `compare`, perhaps `corrected`; `needed`: the number of queries that its limit needs;
+    c: dict,  # from `compare`, `corrected`; `needed`: the number of queries that its limit needs;
     # `units`, `unit`: of how many units its queries ask for one, and what they are
 ) -> str:
-    "`better` or `worse` if the interval excludes zero and the correction leaves it, else `TOO_FEW` or `undecided`."
+    """`better` or `worse` if the interval excludes zero and the correction leaves it, else `TOO_FEW` or `undecided`, as
+    also where no correction was made. A distance to a limit has no `p`, and its interval alone decides."""
     if c.get('units', LEAST_UNITS) < LEAST_UNITS:
         return f'too few {c["unit"]}'
-    survives = c.get('p_corrected', 0) < 0.05
+    survives = c.get('p_corrected', 1) < 0.05 if 'p' in c else True
     if survives and (c['low'] > 0 or c['high'] < 0):
         return 'better' if c['low'] > 0 else 'worse'
     return TOO_FEW if c.get('needed') else 'undecided'
@@ -221,7 +227,7 @@ def seeds_in_words(c: dict) -> str:
 
 def verdict_in_words(c: dict, said=verdict) -> str:
     "The verdict (or `change`); *undecided by Holm* if the interval excludes zero and only the correction undoes it."
-    undone = said(c) == 'undecided' and (c['low'] > 0 or c['high'] < 0)
+    undone = said(c) == 'undecided' and 'p_corrected' in c and (c['low'] > 0 or c['high'] < 0)
     return said(c) + ' by Holm' * undone
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
@@ -266,7 +272,7 @@ def doubt_note(found) -> str:
     several = any(c['seeds'] > 1 for c in found)
     over = 'seeds and references, widened by Student’s distribution for few seeds' if several else 'references'
     words = [f'95 % intervals by a hierarchical bootstrap over {over}']
-    if sizes := {c['family'] for c in found if 'p_corrected' in c}:
+    if sizes := {c['family'] for c in found if 'family' in c}:
         words.append(f'Holm’s correction for {in_families(sizes, len(found))}')
     if few:
         words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between seeds is not known')
@@ -496,9 +502,10 @@ def shown_comparisons(receipts: dict) -> dict:  # key -> [(page, comparison)]
 def contradictions(receipts: dict) -> list:  # of texts
     """Comparisons of equal runs and queries of which pages show other numbers or verdicts.
 
-    A claim corrects its lines of evidence itself; a page must only not say the opposite of them."""
+    A claim corrects its lines of evidence itself; a page must only not say the opposite of their own p-values."""
     wrong = []
-    for key, lines in shown_comparisons(receipts).items():
+    for key, shown_lines in shown_comparisons(receipts).items():
+        lines = [(page, by_own_p(c)) for page, c in shown_lines]
         numbers = {tuple(round(c[k], 6) for k in ('diff', 'low', 'high')) for _, c in lines}
         shown = {verdict_in_words(c) for _, c in lines if 'family' in c}
         if len(numbers) > 1 or len(shown) > 1 or {'better', 'worse'} <= {verdict(c) for _, c in lines}:
