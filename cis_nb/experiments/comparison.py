@@ -85,7 +85,7 @@ def _grouped_by_seeds(wide: pd.DataFrame, weights: dict) -> dict:  # seeds -> (Q
     for m, w in weights.items():
         mine = wide[m]
         parts[tuple(mine.columns)] = parts.get(tuple(mine.columns), 0) + w * mine.to_numpy()
-    return parts
+    return dict(sorted(parts.items(), reverse=True))  # the order of the methods says nothing
 
 
 def _task_means(values, tasks) -> np.ndarray:  # (Q,S) -> (S,)
@@ -103,6 +103,16 @@ def _alone(parts: dict, drawn: list, tasks) -> dict:  # by_seed, seed_intervals
     return dict(by_seed=values, seed_intervals=low_high.T.tolist())
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #c2e8296f
+def _key(values: np.ndarray, family: np.ndarray, tasks) -> str:  # values (Q,S)
+    "The same for equal queries and values; for their opposites the same after `-`."
+    values = np.round(values, 6)
+    first = values[values != 0][:1]
+    sign = -1 if first.size and first[0] < 0 else 1
+    of_values = (sign * values + 0.0).tobytes()  # without negative zeros
+    digest = blake2b(of_values + family.tobytes() + ' '.join(tasks).encode(), digest_size=8).hexdigest()
+    return '-' * (sign < 0) + digest
+
+
 def contrast(
     per_query,
     weights: dict,  # method -> weight
@@ -131,8 +141,7 @@ def contrast(
     if pd.Series(family).groupby(q.task).nunique().min() < 2:  # the variance between families is unknown
         low, high, p = -100.0, 100.0, 1.0
         alone['seed_intervals'] = [[low, high] for _ in alone['by_seed']]
-    values = np.concatenate([np.round(v, 6) for v in parts.values()], 1)
-    key = blake2b(values.tobytes() + family.tobytes() + ' '.join(q.task).encode(), digest_size=8).hexdigest()
+    key = _key(np.concatenate([*parts.values()], 1), family, q.task)
     trained = [len(s) for s in parts if s != (UNTRAINED,)]
     found = dict(
         diff=float(diff), low=float(low), high=float(high), p=float(p), n=len(q), seeds=min(trained, default=0)
@@ -151,12 +160,17 @@ def compare(
     return dict(a=a, b=b, k=k, **contrast(per_query, {a: 1, b: -1}, k, **kw))
 
 
+def _other_sign(key: str) -> str:
+    "The key of the opposite comparison."
+    return key[1:] if key.startswith('-') else f'-{key}'
+
+
 def opposite(c: dict) -> dict:
     "The same comparison with its two sides exchanged."
     sides = dict(a=c['b'], b=c['a']) if 'a' in c else {}
     turned = dict(diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], by_seed=[0 - d for d in c['by_seed']])
     turned['seed_intervals'] = [[0 - high, 0 - low] for low, high in c['seed_intervals']]
-    return dict(c, **sides, **turned, key=f'-{c["key"]}')
+    return dict(c, **sides, **turned, key=_other_sign(c['key']))
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #f315e1db
 TOO_FEW = 'too few queries'  # a verdict
@@ -489,12 +503,20 @@ def lead_forest(found: dict, titles: dict, labels: dict, xlabel: str, title: str
     return forest(forest_rows(shown), xlabel, title) if shown else None
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #7202134c
+def _one_way(c: dict) -> dict:
+    "A comparison with the sign that its key has without `-`."
+    if not c['key'].startswith('-'):
+        return c
+    return dict(c, diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], key=_other_sign(c['key']))
+
+
 def shown_comparisons(receipts: dict) -> dict:  # key -> [(page, comparison)]
-    "The comparisons that the pages of a book show or hand to claims (page -> its receipt), by their keys."
+    """The comparisons that the pages of a book show or hand to claims (page -> its receipt), by their keys; `a − b` and
+    `b − a` are one, with one sign."""
     found = {}
     for page, receipt in receipts.items():
         lines = [*receipt.get('comparisons', []), *(c for lines in receipt.get('evidence', {}).values() for c in lines)]
-        for c in [c for c in lines if isinstance(c, dict) and 'key' in c and 'measured' not in c]:
+        for c in [_one_way(c) for c in lines if isinstance(c, dict) and 'key' in c and 'measured' not in c]:
             found.setdefault(c['key'], []).append((page, c))
     return found
 

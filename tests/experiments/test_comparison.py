@@ -301,6 +301,21 @@ def test_two_pages_that_compare_the_same_runs_agree():
     assert 'wrong' in said and 'two' in said
 
 
+def test_a_comparison_with_its_sides_exchanged_is_the_same():
+    t = seeded([4, 8, 6])
+    one, other = cp.compare(t, 'combiner', 'image_text'), cp.compare(t, 'image_text', 'combiner')
+    assert other['key'] == cp.opposite(one)['key'] != one['key']
+    assert [other[k] for k in ('diff', 'low', 'high')] == pytest.approx([-one['diff'], -one['high'], -one['low']])
+
+    def pages(c):
+        evidence = dict(evidence=dict(G04=[dict(other, what='x')]))
+        return {'one': dict(comparisons=[*cp.corrected({0: c}).values()]), 'claims': evidence}
+
+    assert len(cp.shown_comparisons(pages(one))) == 1 and cp.contradictions(pages(one)) == []
+    (said,) = cp.contradictions(pages(cp.opposite(one) | dict(key=one['key'])))  # a page that says the opposite
+    assert 'better' in said and 'worse' in said
+
+
 def test_a_page_with_more_rivals_and_columns_has_the_same_verdicts():
     t = seeded([4, 8, 6])
     shifts = {'image_text_tuned': 0.3, 'score_product': 0.2, 'combiner_start': 0.1, 'image_only': 0.05, 'other': 0.4}
