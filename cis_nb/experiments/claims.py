@@ -41,6 +41,7 @@ from ..benchmarks.genecis_construction import build_genecis, read_built, read_pa
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, as_own
 from cis_nb.experiments.comparison import (
     TOO_FEW,
+    by_own_p,
     compare,
     corrected,
     forest_rows,
@@ -224,8 +225,8 @@ def with_role(comparisons: list, role: str = '') -> list:
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #6337f3c2
 def corrected_lines(comparisons: list) -> list:
-    "Lines of evidence, those that are judged with their p-values corrected for their number in the claim."
-    found = dict(enumerate(comparisons))
+    "Lines of evidence, those that are judged with p-values corrected for their number in the claim, others `by_own_p`."
+    found = dict(enumerate(map(by_own_p, comparisons)))
     judged = {i: c for i, c in found.items() if not c.get('role') and 'p' in c}
     return list((found | corrected(judged)).values())
 

@@ -413,10 +413,11 @@ def trend_forest(trends: dict):
 
 
 def best_size(sizes: list, over: dict) -> str:
-    "The training with the best R@1 of all sizes and filters against the tuned sum (`over`: `size_leads`), in words."
-    trained = corrected({(n, f): over[size_name(n, f), TUNED_SUM.name, ''] for f in FILTER_LABELS for n in sizes})
+    """The training with the best R@1 of all sizes and filters against the tuned sum, in words, with the verdict of the
+    table (`over`: `size_leads`), which knows of no choice among trainings."""
+    trained = {(n, f): over[size_name(n, f), TUNED_SUM.name, ''] for f in FILTER_LABELS for n in sizes}
     n, f = max(trained, key=lambda k: trained[k]['diff'])
-    best = f'the best of {len(trained)} trainings, {n:,} triplets {FILTER_LABELS[f]}, corrected for their number, is'
+    best = f'the best of {len(trained)} trainings on these queries, {n:,} triplets {FILTER_LABELS[f]}, is'
     return f'{best} {lead_in_words(trained[n, f])}'
 
 

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'ORDER_NOTE', 'SEEDS_NOTE', 'PLAIN_CONTROLS', 'CONTROL_ENDS',
            'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits', 'task_mean', 'contrast', 'compare', 'opposite',
-           'queries_needed', 'corrected', 'verdict', 'format_interval', 'change', 'seeds_apart', 'seeds_in_words',
-           'verdict_in_words', 'format_difference', 'brief_difference', 'difference_cell', 'forest_rows', 'in_families',
-           'doubt_note', 'chance', 'over_seeds', 'format_uncertainty', 'uncertainty_bounds', 'read_printed',
-           'paper_numbers', 'recalls', 'beside_paper', 'protocol_line', 'recall_over_seeds', 'lead_in_words',
-           'kind_of_rival', 'by_question', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons',
-           'contradictions']
+           'queries_needed', 'corrected', 'by_own_p', 'verdict', 'format_interval', 'change', 'seeds_apart',
+           'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference', 'difference_cell',
+           'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
+           'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
+           'recall_over_seeds', 'lead_in_words', 'kind_of_rival', 'by_question', 'rival_leads', 'lead_table',
+           'lead_forest', 'shown_comparisons', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -85,7 +85,7 @@ def _grouped_by_seeds(wide: pd.DataFrame, weights: dict) -> dict:  # seeds -> (Q
     for m, w in weights.items():
         mine = wide[m]
         parts[tuple(mine.columns)] = parts.get(tuple(mine.columns), 0) + w * mine.to_numpy()
-    return parts
+    return dict(sorted(parts.items(), reverse=True))  # the order of the methods says nothing
 
 
 def _task_means(values, tasks) -> np.ndarray:  # (Q,S) -> (S,)
@@ -103,6 +103,16 @@ def _alone(parts: dict, drawn: list, tasks) -> dict:  # by_seed, seed_intervals
     return dict(by_seed=values, seed_intervals=low_high.T.tolist())
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #c2e8296f
+def _key(values: np.ndarray, family: np.ndarray, tasks) -> str:  # values (Q,S)
+    "The same for equal queries and values; for their opposites the same after `-`."
+    values = np.round(values, 6)
+    first = values[values != 0][:1]
+    sign = -1 if first.size and first[0] < 0 else 1
+    of_values = (sign * values + 0.0).tobytes()  # without negative zeros
+    digest = blake2b(of_values + family.tobytes() + ' '.join(tasks).encode(), digest_size=8).hexdigest()
+    return '-' * (sign < 0) + digest
+
+
 def contrast(
     per_query,
     weights: dict,  # method -> weight
@@ -131,8 +141,7 @@ def contrast(
     if pd.Series(family).groupby(q.task).nunique().min() < 2:  # the variance between families is unknown
         low, high, p = -100.0, 100.0, 1.0
         alone['seed_intervals'] = [[low, high] for _ in alone['by_seed']]
-    values = np.concatenate([np.round(v, 6) for v in parts.values()], 1)
-    key = blake2b(values.tobytes() + family.tobytes() + ' '.join(q.task).encode(), digest_size=8).hexdigest()
+    key = _key(np.concatenate([*parts.values()], 1), family, q.task)
     trained = [len(s) for s in parts if s != (UNTRAINED,)]
     found = dict(
         diff=float(diff), low=float(low), high=float(high), p=float(p), n=len(q), seeds=min(trained, default=0)
@@ -151,12 +160,17 @@ def compare(
     return dict(a=a, b=b, k=k, **contrast(per_query, {a: 1, b: -1}, k, **kw))
 
 
+def _other_sign(key: str) -> str:
+    "The key of the opposite comparison."
+    return key[1:] if key.startswith('-') else f'-{key}'
+
+
 def opposite(c: dict) -> dict:
     "The same comparison with its two sides exchanged."
     sides = dict(a=c['b'], b=c['a']) if 'a' in c else {}
     turned = dict(diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], by_seed=[0 - d for d in c['by_seed']])
     turned['seed_intervals'] = [[0 - high, 0 - low] for low, high in c['seed_intervals']]
-    return dict(c, **sides, **turned, key=f'-{c["key"]}')
+    return dict(c, **sides, **turned, key=_other_sign(c['key']))
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #f315e1db
 TOO_FEW = 'too few queries'  # a verdict
@@ -175,15 +189,21 @@ def corrected(found: dict) -> dict:
     p_values = holm([c['p'] for c in found.values()])
     return {label: dict(c, p_corrected=float(p), family=len(found)) for (label, c), p in zip(found.items(), p_values)}
 
+
+def by_own_p(c: dict) -> dict:
+    "A comparison that stands alone: it has the verdict of its own p-value, unless it was corrected with others."
+    return dict(c, p_corrected=c['p']) if 'p' in c and 'p_corrected' not in c else c
+
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #5db0b86b
 def verdict(
-    c: dict,  # from `compare`, perhaps `corrected`; `needed`: the number of queries that its limit needs;
+    c: dict,  # from `compare`, `corrected`; `needed`: the number of queries that its limit needs;
     # `units`, `unit`: of how many units its queries ask for one, and what they are
 ) -> str:
-    "`better` or `worse` if the interval excludes zero and the correction leaves it, else `TOO_FEW` or `undecided`."
+    """`better` or `worse` if the interval excludes zero and the correction leaves it, else `TOO_FEW` or `undecided`, as
+    also where no correction was made. A distance to a limit has no `p`, and its interval alone decides."""
     if c.get('units', LEAST_UNITS) < LEAST_UNITS:
         return f'too few {c["unit"]}'
-    survives = c.get('p_corrected', 0) < 0.05
+    survives = c.get('p_corrected', 1) < 0.05 if 'p' in c else True
     if survives and (c['low'] > 0 or c['high'] < 0):
         return 'better' if c['low'] > 0 else 'worse'
     return TOO_FEW if c.get('needed') else 'undecided'
@@ -221,7 +241,7 @@ def seeds_in_words(c: dict) -> str:
 
 def verdict_in_words(c: dict, said=verdict) -> str:
     "The verdict (or `change`); *undecided by Holm* if the interval excludes zero and only the correction undoes it."
-    undone = said(c) == 'undecided' and (c['low'] > 0 or c['high'] < 0)
+    undone = said(c) == 'undecided' and 'p_corrected' in c and (c['low'] > 0 or c['high'] < 0)
     return said(c) + ' by Holm' * undone
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
@@ -266,7 +286,7 @@ def doubt_note(found) -> str:
     several = any(c['seeds'] > 1 for c in found)
     over = 'seeds and references, widened by Student’s distribution for few seeds' if several else 'references'
     words = [f'95 % intervals by a hierarchical bootstrap over {over}']
-    if sizes := {c['family'] for c in found if 'p_corrected' in c}:
+    if sizes := {c['family'] for c in found if 'family' in c}:
         words.append(f'Holm’s correction for {in_families(sizes, len(found))}')
     if few:
         words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between seeds is not known')
@@ -483,12 +503,20 @@ def lead_forest(found: dict, titles: dict, labels: dict, xlabel: str, title: str
     return forest(forest_rows(shown), xlabel, title) if shown else None
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #7202134c
+def _one_way(c: dict) -> dict:
+    "A comparison with the sign that its key has without `-`."
+    if not c['key'].startswith('-'):
+        return c
+    return dict(c, diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], key=_other_sign(c['key']))
+
+
 def shown_comparisons(receipts: dict) -> dict:  # key -> [(page, comparison)]
-    "The comparisons that the pages of a book show or hand to claims (page -> its receipt), by their keys."
+    """The comparisons that the pages of a book show or hand to claims (page -> its receipt), by their keys; `a − b` and
+    `b − a` are one, with one sign."""
     found = {}
     for page, receipt in receipts.items():
         lines = [*receipt.get('comparisons', []), *(c for lines in receipt.get('evidence', {}).values() for c in lines)]
-        for c in [c for c in lines if isinstance(c, dict) and 'key' in c and 'measured' not in c]:
+        for c in [_one_way(c) for c in lines if isinstance(c, dict) and 'key' in c and 'measured' not in c]:
             found.setdefault(c['key'], []).append((page, c))
     return found
 
@@ -496,9 +524,10 @@ def shown_comparisons(receipts: dict) -> dict:  # key -> [(page, comparison)]
 def contradictions(receipts: dict) -> list:  # of texts
     """Comparisons of equal runs and queries of which pages show other numbers or verdicts.
 
-    A claim corrects its lines of evidence itself; a page must only not say the opposite of them."""
+    A claim corrects its lines of evidence itself; a page must only not say the opposite of their own p-values."""
     wrong = []
-    for key, lines in shown_comparisons(receipts).items():
+    for key, shown_lines in shown_comparisons(receipts).items():
+        lines = [(page, by_own_p(c)) for page, c in shown_lines]
         numbers = {tuple(round(c[k], 6) for k in ('diff', 'low', 'high')) for _, c in lines}
         shown = {verdict_in_words(c) for _, c in lines if 'family' in c}
         if len(numbers) > 1 or len(shown) > 1 or {'better', 'worse'} <= {verdict(c) for _, c in lines}:

@@ -7,7 +7,7 @@ __all__ = ['CORPUS_ORDERS', 'MASKING_TITLES', 'MASKING_ORDERS', 'text_source', '
            'corpus_table', 'token_pairs', 'pair_coverage', 'coverage_table', 'self_retrieval_rates',
            'self_retrieval_bars', 'printed_corpora', 'corpus_finding', 'corpus_evidence', 'CaptionSample',
            'sample_captions', 'masked_share', 'visible_text', 'longest_caption', 'masking_table', 'literal_difference',
-           'kept_figure', 'masking_finding', 'masking_evidence']
+           'kept_figure', 'best_masking', 'masking_finding', 'masking_evidence']
 
 # %% ../../nbs/05b_experiments/20_corpora_and_masking.ipynb #5d39cc5d
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from ..backbones.tokenizer import BOS, EOS, PSEUDO, tokenizer
 from ..core.plotting import draw_intervals, page
 from ..data.datasets import language_tools
 from .combiner_ablations import untested
-from .comparison import corrected, format_difference, read_printed
+from .comparison import format_difference, opposite, read_printed
 from .matrix import MatrixRun
-from .sweeps import claim_evidence_of, difference, score_title, self_retrieval, trained_only
+from .sweeps import best_variant, claim_evidence_of, score_title, self_retrieval, trained_only
 from ..methods.lincir import corpus_of
 from ..mining.corpora import Corpus
 from ..train import settings
@@ -123,13 +123,14 @@ def printed_corpora() -> pd.DataFrame:  # corpus; one column a benchmark
 CORPUS_ORDERS = [('world', 'talk'), ('world', 'lists'), ('world + lists', 'world')]  # better, worse: claim N17
 
 
-def corpus_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> str:
-    "The lead of the first corpus over each other single corpus, on each task."
+def corpus_finding(found: dict, titles: dict, tasks: list) -> str:
+    "The lead of the first corpus over each other single corpus on each task (`found`: `variant_differences` to it)."
     first, *rest = titles
-    pairs = [(c, t) for c in rest for t in tasks if ' + ' not in c]
-    found = corrected({(c, t): difference(per_query, first, c, t, seed) for c, t in pairs})
     return '; '.join(
-        f'{score_title(t)}: {titles[first]} against {titles[c]} {format_difference(v)}' for (c, t), v in found.items()
+        f'{score_title(t)}: {titles[first]} against {titles[c]} {format_difference(opposite(found[c, t]))}'
+        for c in rest
+        for t in tasks
+        if ' + ' not in c
     )
 
 
@@ -232,16 +233,23 @@ MASKING_ORDERS = dict(
 )  # claim -> pairs of maskings, the better one first
 
 
-def masking_finding(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> str:
-    "The lead of masking all keywords over three other maskings, and the best masking of each task."
-    others = [m for m in titles if m in ('rest', 'nouns', 'word')]
-    found = corrected({(t, m): difference(per_query, 'runs', m, t, seed) for t in tasks for m in others})
+def best_masking(per_query: pd.DataFrame, found: dict, titles: dict, task: str, seed: int = 0) -> str:
+    "The masking that is better than each other one on a task (`best_variant`), in words; else that none is."
+    best = best_variant(per_query, [*titles], found, 'runs', task, seed)
+    return f'{titles[best] if best else f"none of {len(titles)} maskings"} is better than each of the others'
+
+
+def masking_finding(per_query: pd.DataFrame, found: dict, titles: dict, tasks: list, seed: int = 0) -> str:
+    """The lead of masking all keywords over three other maskings (`found`: `variant_differences` to it), and whether
+    a masking is best on a task."""
     leads = [
-        f'{score_title(t)}: all keywords against {titles[m]} {format_difference(c)}' for (t, m), c in found.items()
+        f'{score_title(t)}: all keywords against {titles[m]} {format_difference(opposite(found[m, t]))}'
+        for t in tasks
+        for m in titles
+        if m in ('rest', 'nouns', 'word')
     ]
-    scores = per_query.groupby(['task', 'method']).score.mean()
-    best = [f'{score_title(t)} {titles[max(titles, key=scores[t].get)]}' for t in tasks]
-    return '; '.join(leads) + '; best on ' + ', on '.join(best)
+    best = [f'{score_title(t)}: {best_masking(per_query, found, titles, t, seed)}' for t in tasks]
+    return '; '.join([*leads, *best])
 
 
 def masking_evidence(per_query: pd.DataFrame, titles: dict, tasks: list, seed: int = 0) -> dict:

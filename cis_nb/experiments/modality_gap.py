@@ -35,6 +35,7 @@ from cis_nb.experiments.comparison import (
 )
 from .matrix import MatrixRun
 from cis_nb.experiments.sweeps import (
+    best_variant,
     base_of,
     claim_evidence_of,
     difference,
@@ -79,13 +80,13 @@ def noise_distributions(variants) -> list:
     return [v for v in variants if v in NOISES]
 
 
-def best_noise(per_query: pd.DataFrame, titles: dict, task: str, seed: int = 0) -> str:
-    "The noise distribution that is better than each other one on a task, after Holm's correction; else that none is."
-    first, *others = sorted(noise_distributions(titles), key=lambda v: -mean_score(per_query, v, task))
-    found = corrected({v: difference(per_query, first, v, task, seed) for v in others})
-    if others and all(verdict(c) == 'better' for c in found.values()):
-        return f'{titles[first]} is better than each of the others'
-    return f'none of {len(others) + 1} settings of the noise is better than each of the others'
+def best_noise(per_query: pd.DataFrame, found: dict, titles: dict, task: str, seed: int = 0) -> str:
+    """The noise distribution that is better than each other one on a task (`best_variant`; `found`:
+    `variant_differences` to no noise), in words; else that none is."""
+    noises = noise_distributions(titles)
+    best = best_variant(per_query, noises, found, 'none', task, seed)
+    whose = titles[best] if best else f'none of {len(noises)} settings of the noise'
+    return f'{whose} is better than each of the others'
 
 # %% ../../nbs/05b_experiments/14_modality_gap.ipynb #625de95e
 def fusion_titles(run: MatrixRun) -> dict:  # method -> title

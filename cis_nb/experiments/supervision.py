@@ -27,7 +27,7 @@ from .combiner_ablations import claim_evidence, within
 from .comparison import contrast, corrected, format_difference, read_printed
 from .entries import Entry, cached
 from .matrix import MatrixRun, query_scores
-from .sweeps import claim_evidence_of, difference, mean_of, score_title, self_retrieval, trained_only
+from .sweeps import claim_evidence_of, mean_of, score_title, self_retrieval, trained_only
 from ..methods.pseudo_words import PseudoWord
 from ..retrieval.protocol import Task, rank_task
 from ..retrieval.statistics import families_of
@@ -70,16 +70,12 @@ def learning_table(entries: list, titles: dict, seed: int, gallery: Task = None)
     return pd.DataFrame(rows, columns=['supervision', 'first loss', 'last loss', 'last / first', 'self-retrieval (%)'])
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #17d679c1
-def phrases_table(per_query, titles: dict, tasks, a='searle', b='searle_beside', seed: int = 0) -> pd.DataFrame:
-    "Scores of SEARLE with two kinds of phrases, and the difference."
+def phrases_table(per_query, titles: dict, found: dict, b='searle_beside') -> pd.DataFrame:
+    "Scores of SEARLE with two kinds of phrases, and the difference (`found`: `variant_differences` of both to `b`)."
+    a = next(m for m, _ in found)
     rows = [
-        [
-            score_title(t),
-            mean_of(per_query, a, t),
-            mean_of(per_query, b, t),
-            format_difference(difference(per_query, a, b, t, seed)),
-        ]
-        for t in tasks
+        [score_title(t), mean_of(per_query, a, t), mean_of(per_query, b, t), format_difference(c)]
+        for (_, t), c in found.items()
     ]
     return pd.DataFrame(rows, columns=['', titles[a], titles[b], 'difference'])
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BRIEF_BASE', 'SweepParameters', 'base_of', 'variant_of', 'train_variants', 'score_title', 'scored', 'run_sweep',
            'prompts_of', 'trained_only', 'sweep_notes', 'difference', 'claim_evidence_of', 'mean_score', 'mean_of',
-           'variant_differences', 'variant_table', 'variant_forest', 'printed_ablation', 'whole_gallery',
-           'self_retrieval', 'paired_features', 'modality_gap_of_words']
+           'variant_differences', 'best_variant', 'variant_table', 'variant_forest', 'printed_ablation',
+           'whole_gallery', 'self_retrieval', 'paired_features', 'modality_gap_of_words']
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #c8a90b38
 from dataclasses import dataclass, replace
@@ -25,7 +25,15 @@ from ..data.datasets import image_text_pairs
 from ..data.roots import WORLD
 from ..data.image_sources import ImageSource
 from .combiner_ablations import claim_evidence
-from .comparison import contrast, corrected, forest_rows, format_difference, read_printed
+from cis_nb.experiments.comparison import (
+    contrast,
+    corrected,
+    forest_rows,
+    format_difference,
+    opposite,
+    read_printed,
+    verdict,
+)
 from .composed_retrieval import benchmarks_of, load_sets
 from .entries import start_entry, trained_entry, training_parameters
 from ..methods.late_fusion import fusion_notes
@@ -194,6 +202,15 @@ def variant_differences(per_query, titles: dict, base: str, seed=0) -> dict:  # 
     "Every variant against the base on every task that was ranked, corrected for their number."
     tasks = [t for t in api.task_metrics() if t in set(per_query.task)]
     return corrected({(m, t): difference(per_query, m, base, t, seed) for t in tasks for m in titles if m != base})
+
+
+def best_variant(per_query, variants: list, found: dict, base: str, task: str, seed=0) -> str:  # '' for none
+    """The variant that is better than each other one on a task, after Holm's correction. Differences to the base have
+    the verdict that they have in `found`, of `variant_differences`; the others are corrected together."""
+    first, *others = sorted(variants, key=lambda v: -mean_score(per_query, v, task))
+    leads = {v: found[first, task] if v == base else opposite(found[v, task]) for v in others if base in (first, v)}
+    leads |= corrected({v: difference(per_query, first, v, task, seed) for v in others if base not in (first, v)})
+    return first if leads and all(verdict(c) == 'better' for c in leads.values()) else ''
 
 
 def variant_table(per_query, titles: dict, base: str, seed=0) -> pd.DataFrame:

@@ -103,7 +103,25 @@ def test_families_of_queries_widen_the_interval():
     [(0.1, 2, 'better'), (-2, -0.1, 'worse'), (-1, 1, 'undecided'), (0, 1, 'undecided'), (0, 0, 'undecided')],
 )
 def test_verdict(low, high, verdicts):
-    assert cp.verdict(dict(low=low, high=high)) == verdicts
+    assert cp.verdict(dict(low=low, high=high, p=0.01, p_corrected=0.01)) == verdicts
+
+
+def test_a_comparison_that_was_never_corrected_decides_nothing():
+    found = dict(diff=1.0, low=0.1, high=2.0, p=0.001, seed_intervals=[])
+    assert cp.verdict(found) == 'undecided' and cp.format_difference(found).endswith('(undecided)')
+    assert cp.verdict(cp.by_own_p(found)) == 'better' and cp.by_own_p(cp.by_own_p(found)) == cp.by_own_p(found)
+    lost = cp.corrected({i: dict(found, p=0.03) for i in range(2)})[0]
+    assert cp.verdict(cp.by_own_p(lost)) == 'undecided' and cp.verdict_in_words(lost) == 'undecided by Holm'
+    limit = dict(low=0.1, high=2.0)  # a distance to a limit has no p-value
+    assert cp.verdict(limit) == 'better'
+
+
+def test_own_p_values_of_evidence_may_not_contradict_a_page():
+    about = dict(key='k', p=0.001, seed_intervals=[])
+    evidence = dict(evidence=dict(G01=[dict(about, diff=1.0, low=0.1, high=2.0)]))
+    page = dict(comparisons=[dict(about, diff=-1.0, low=-2.0, high=-0.1, p_corrected=0.001, family=1)])
+    (said,) = cp.contradictions(dict(claims=evidence, page=page))
+    assert '(better)' in said and '(worse)' in said
 
 
 # --- papers
@@ -179,7 +197,10 @@ def seeded(gains, n=1000):
 def test_seeds_that_differ_widen_the_interval():
     alike, apart = (cp.compare(seeded(gains), 'combiner', 'image_text') for gains in ([5, 5, 5], [1, 5, 9]))
     assert alike['diff'] == pytest.approx(apart['diff'])
-    assert (cp.verdict(alike), cp.verdict(cp.compare(seeded([5, 0, -5]), 'combiner', 'image_text'))) == (
+    assert (
+        cp.verdict(cp.by_own_p(alike)),
+        cp.verdict(cp.by_own_p(cp.compare(seeded([5, 0, -5]), 'combiner', 'image_text'))),
+    ) == (
         'better',
         'undecided',
     )
@@ -278,6 +299,21 @@ def test_two_pages_that_compare_the_same_runs_agree():
     wrong = dict(alone[0], key=pages['one']['comparisons'][0]['key'])
     (said,) = cp.contradictions(pages | dict(wrong=dict(comparisons=[wrong])))
     assert 'wrong' in said and 'two' in said
+
+
+def test_a_comparison_with_its_sides_exchanged_is_the_same():
+    t = seeded([4, 8, 6])
+    one, other = cp.compare(t, 'combiner', 'image_text'), cp.compare(t, 'image_text', 'combiner')
+    assert other['key'] == cp.opposite(one)['key'] != one['key']
+    assert [other[k] for k in ('diff', 'low', 'high')] == pytest.approx([-one['diff'], -one['high'], -one['low']])
+
+    def pages(c):
+        evidence = dict(evidence=dict(G04=[dict(other, what='x')]))
+        return {'one': dict(comparisons=[*cp.corrected({0: c}).values()]), 'claims': evidence}
+
+    assert len(cp.shown_comparisons(pages(one))) == 1 and cp.contradictions(pages(one)) == []
+    (said,) = cp.contradictions(pages(cp.opposite(one) | dict(key=one['key'])))  # a page that says the opposite
+    assert 'better' in said and 'worse' in said
 
 
 def test_a_page_with_more_rivals_and_columns_has_the_same_verdicts():

@@ -10,7 +10,7 @@ import torch
 from cis_nb.backbones.conditional_vit import ViTShape
 from cis_nb.experiments.claims import judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED, within, within_share
-from cis_nb.experiments.comparison import TOO_FEW, queries_needed, verdict
+from cis_nb.experiments.comparison import TOO_FEW, by_own_p, queries_needed, verdict
 from cis_nb.experiments.condvit_ablations import (
     EMPTY_TOKEN,
     WITHOUT_TOKEN,
@@ -83,7 +83,7 @@ def test_a_late_block_that_hurts_is_evidence_and_named_in_the_finding():
     four = depth_variants(4)
     ranks = dict(block_1=GOOD, block_2=GOOD, block_3=GOOD, block_4=BAD, unconditional=BAD)
     found = run(ranks, four)
-    assert [verdict(c) for c in depth_evidence(found, 9, 0.25)['L11']] == ['better'] * 3
+    assert [verdict(by_own_p(c)) for c in depth_evidence(found, 9, 0.25)['L11']] == ['better'] * 3
     text, accuracy = depth_finding(found, scores(ranks), against(found, 'block_1', 9), 9).split('. ')
     assert text.startswith(
         'R@1 among 9 distractors, minus before block 1: before block 2 +0.00 [+0.00, +0.00] (undecided'
@@ -92,19 +92,19 @@ def test_a_late_block_that_hurts_is_evidence_and_named_in_the_finding():
     assert text.endswith(f'before block 4 {worse}; no condition {worse}')
     assert accuracy.startswith('Cat@1: before block 1 85.0 ± 7.1, before block 2') and 'no condition' not in accuracy
     flat = depth_evidence(run(dict.fromkeys(four, GOOD), four), 9, 0.25)['L11']
-    assert [verdict(c) for c in flat] == ['better', 'better', 'undecided']
+    assert [verdict(by_own_p(c)) for c in flat] == ['better', 'better', 'undecided']
 
 
 def test_an_early_block_that_is_worse_than_the_limit_refutes_the_claim():
     four = depth_variants(4)
     ranks = dict.fromkeys(four, GOOD) | dict(block_2=BAD, block_4=BAD)
-    assert 'worse' in [verdict(c) for c in depth_evidence(run(ranks, four), 9, 0.25)['L11']]
+    assert 'worse' in [verdict(by_own_p(c)) for c in depth_evidence(run(ranks, four), 9, 0.25)['L11']]
 
 
 @pytest.mark.parametrize('low, high, said', [(-1, 1, 'better'), (-9, 1, 'undecided'), (7, 9, 'worse')])
 def test_a_difference_lies_within_a_limit(low, high, said):
     found = within(dict(diff=(low + high) / 2, low=low, high=high), 5, 'a − b')
-    verdicts = [verdict(c) for c in found]
+    verdicts = [verdict(by_own_p(c)) for c in found]
     assert said in verdicts and ('better' in verdicts or said != 'better')
     assert [c['what'] for c in found] == ['a − b + 5', '5 − (a − b)']
 
@@ -127,7 +127,7 @@ def paired(hits: dict, n: int) -> pd.DataFrame:
     ],
 )
 def test_no_difference_is_a_share_of_the_scores(hits, n, said):
-    assert {verdict(c) for c in within_share(paired(hits, n), 'a', 'b', 0.25, dict(a='A', b='B'))} == said
+    assert {verdict(by_own_p(c)) for c in within_share(paired(hits, n), 'a', 'b', 0.25, dict(a='A', b='B'))} == said
 
 
 def test_the_number_of_queries_that_is_needed_resolves_the_limit():

@@ -12,7 +12,7 @@ from PIL import Image
 
 from cis_nb.api import Queries
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
-from cis_nb.experiments.comparison import read_printed, verdict
+from cis_nb.experiments.comparison import by_own_p, read_printed, verdict
 from cis_nb.experiments import diffusion
 from cis_nb.experiments.diffusion import (
     NEGATIVE_PAIRS,
@@ -190,10 +190,10 @@ def lines(values: dict, seeds=(0, 1), score='forbidden', method='compodiff') -> 
 def test_an_effect_is_the_paired_difference_of_each_seed():
     found = lines(dict(none=[50.0, 30.0, 40.0], forbidden=[20.0, 10.0, 0.0], other=[50.0, 30.0, 40.0]))
     effect = search_effect(found, 'compodiff', 'forbidden', 'none', 'forbidden')
-    assert effect['by_seed'] == pytest.approx([-30.0, -30.0]) and verdict(effect) == 'worse'
+    assert effect['by_seed'] == pytest.approx([-30.0, -30.0]) and verdict(by_own_p(effect)) == 'worse'
     untrained = found.assign(seed=-1).drop_duplicates(['search', 'query_id'])
     one = search_effect(untrained, 'compodiff', 'other', 'none', 'forbidden')
-    assert one['diff'] == 0 and verdict(one) == 'undecided'
+    assert one['diff'] == 0 and verdict(by_own_p(one)) == 'undecided'
     effects = search_effects(found, [('forbidden', 'none')], ['forbidden'])
     names = dict(none='no', forbidden='with'), dict(compodiff='C'), dict(forbidden='bad')
     table = searches_table(found, effects, *names)
@@ -302,7 +302,7 @@ def test_evidence_on_weights_can_fail():
         'R@1, w_T 1 − w_T 0.5': [0, 0],
         'R@1, w_T 1 − w_T 2': [50, 50],
     }
-    said = [verdict(c) for c in guidance_evidence(g, (1.5, 1.0), 1, published=(1.5, 1.0))['C14']]
+    said = [verdict(by_own_p(c)) for c in guidance_evidence(g, (1.5, 1.0), 1, published=(1.5, 1.0))['C14']]
     assert said == ['better', 'worse', 'better', 'better', 'undecided', 'better']  # the text moves away here
     assert trade_differences(g, (1.5, 1.0))['w_image', 'to_reference']['by_seed'] == [30.0, 30.0]
     at_an_end = extreme_losses(g, (0.0, 1.0), 1)
@@ -378,8 +378,8 @@ def test_draws_of_object_composition():
     assert (table['numbers of'] == 'paper').sum() == len(table) - 1
     assert spread_over_draws(draws([3, 5])) is None
     moved, still = spread_over_draws(draws([3, 5, 4])), spread_over_draws(draws([4, 4, 4]))
-    assert (verdict(moved), judge_evidence([moved]).verdict) == ('better', CERTAIN)
-    assert (verdict(still), judge_evidence([still]).verdict) == ('undecided', 'undecided')
+    assert (verdict(by_own_p(moved)), judge_evidence([moved]).verdict) == ('better', CERTAIN)
+    assert (verdict(by_own_p(still)), judge_evidence([still]).verdict) == ('undecided', 'undecided')
 
 
 @dataclass
@@ -437,7 +437,10 @@ def test_a_page_says_one_verdict_of_a_search():
     scores = [f'score {k}' for k in range(9)]
     many = weak.assign(**{s: rng.normal(0, 1, len(weak)) for s in scores})
     effects = search_effects(many, NEGATIVE_PAIRS, ['forbidden', *scores])
-    assert verdict(alone) == 'worse' and '(undecided' in negative_words(effects), (alone, negative_words(effects))
+    assert verdict(by_own_p(alone)) == 'worse' and '(undecided' in negative_words(effects), (
+        alone,
+        negative_words(effects),
+    )
 
 
 def test_the_strongest_baseline_is_named_and_counted():

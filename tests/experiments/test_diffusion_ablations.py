@@ -16,7 +16,7 @@ from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments import diffusion
 from cis_nb.experiments.claims import NOT_HERE, joined_evidence, judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
-from cis_nb.experiments.comparison import read_printed, verdict
+from cis_nb.experiments.comparison import by_own_p, read_printed, verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.matrix import MatrixRun
 from cis_nb.experiments.training_time import Estimate
@@ -125,7 +125,7 @@ def test_claims_on_steps_follow_scores_and_times():
     line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
     said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 0.02, 3).items()}
     assert said == {'C11': 'undecided', 'C12': 'reproduced', 'C13': 'undecided'}  # fine-tuning is untested
-    assert all(verdict(c) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 0.02))
+    assert all(verdict(by_own_p(c)) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 0.02))
     curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 1010.0})
     assert judge_evidence(A.step_evidence(run, curved, 0.02, 3)['C12']).verdict == 'not reproduced'
     worse = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, HALF), (10, GOOD), (100, GOOD))})

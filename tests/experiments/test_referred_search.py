@@ -17,7 +17,7 @@ from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import project_root
 from cis_nb.experiments.claims import CERTAIN, judge_evidence
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, TOO_LOW, UNTESTED
-from cis_nb.experiments.comparison import UNTRAINED, verdict
+from cis_nb.experiments.comparison import UNTRAINED, by_own_p, verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.referred_search import (
     CONDVITS,
@@ -273,10 +273,13 @@ def test_late_fusion_is_compared_by_caption():
     trails, alike, cosmo, own = late_fusion(
         both_tasks({text: 0.9, fusion: 0.6, ('text', 'combiner_products'): 0.5} | by_category), 5
     )
-    assert trails['what'] == 'R@1 under a caption: condvit_text − clip4cir_products' and verdict(trails) == 'better'
-    assert verdict(alike) == 'worse' and alike['what'] == 'R@1 clip4cir_products − 0.9 × R@1 condvit_text'
+    assert (
+        trails['what'] == 'R@1 under a caption: condvit_text − clip4cir_products'
+        and verdict(by_own_p(trails)) == 'better'
+    )
+    assert verdict(by_own_p(alike)) == 'worse' and alike['what'] == 'R@1 clip4cir_products − 0.9 × R@1 condvit_text'
     near = late_fusion(both_tasks({text: 0.9, fusion: 0.88} | by_category), 5)
-    assert verdict(near[1]) == 'better'
+    assert verdict(by_own_p(near[1])) == 'better'
     assert cosmo['role'] == UNTESTED and 'CoSMo' in cosmo['what'] and own['role'] == OWN_COMPARISON
     assert set(referred_evidence(both_tasks(by_category), 5)) == set()
 
@@ -299,7 +302,7 @@ def test_accuracy_of_unknown_categories_is_no_evidence():
 
 def test_caption_against_category_is_an_own_comparison():
     (line,) = caption_gain(both_tasks({('category', 'condvit_category'): 0.5, ('text', 'condvit_text'): 0.8}), 5)
-    assert line['role'] == OWN_COMPARISON and 20 < line['diff'] < 40 and verdict(line) == 'better'
+    assert line['role'] == OWN_COMPARISON and 20 < line['diff'] < 40 and verdict(by_own_p(line)) == 'better'
 
 
 def test_a_fall_in_nested_galleries_is_certain():
@@ -331,8 +334,8 @@ def test_methods_that_lose_more_on_small_products_have_a_steeper_slope():
     relative = [100 * more / (least + 2.5 * more) for least, more in rates.values()]  # of the mean over six sizes
     assert [slopes[m]['diff'] for m in rates] == pytest.approx(relative, abs=4)
     assert {c['unit'] for c in slopes.values()} == {' % of its mean R@1'}
-    assert verdict(slopes['vit_products − condvit_category']) == 'better'
-    assert verdict(slopes['clip4cir_products_category − condvit_category']) == 'better'
+    assert verdict(by_own_p(slopes['vit_products − condvit_category'])) == 'better'
+    assert verdict(by_own_p(slopes['clip4cir_products_category − condvit_category'])) == 'better'
     (detector,) = [c['what'] for c in lines if c.get('role') == UNTESTED]
     assert detector.startswith('detection degrades') and judge_evidence(lines).verdict == 'undecided'
 

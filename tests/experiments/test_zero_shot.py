@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from cis_nb.experiments import zero_shot as z
-from cis_nb.experiments.comparison import verdict
+from cis_nb.experiments.comparison import by_own_p, verdict
 from cis_nb.experiments.entries import training_config
 from cis_nb.mining.captions import read_captions
 from cis_nb.world.captions import WorldPairs
@@ -111,8 +111,8 @@ def test_few_units_give_no_verdict_and_several_are_drawn_anew():
         return z.group_leads(t, asked, [('a', 'b')])['a', 'b', 'unseen']
 
     few, more = planted(2), planted(8)
-    assert few['low'] > 0 and verdict(few) == 'too few combinations' and few['units'] == 2
-    assert more['diff'] == few['diff'] == 50 and more['units'] == 8 and verdict(more) == 'better'
+    assert few['low'] > 0 and verdict(by_own_p(few)) == 'too few combinations' and few['units'] == 2
+    assert more['diff'] == few['diff'] == 50 and more['units'] == 8 and verdict(by_own_p(more)) == 'better'
     assert more['high'] - more['low'] > 1.5 * (few['high'] - few['low'])  # eight units vary more than forty references
 
 
