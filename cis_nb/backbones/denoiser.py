@@ -42,7 +42,7 @@ class DenoiserShape:
         if not isinstance(self.text_tokens, bool):
             raise ValueError(f'text_tokens: must be true or false, got {self.text_tokens!r}')
         for name, value in vars(self).items():
-            if name != 'text_tokens' and (not isinstance(value, int) or value < 1):
+            if name != 'text_tokens' and (type(value) is not int or value < 1):  # True is an int too
                 raise ValueError(f'{name}: must be a whole number from 1 on, got {value!r}')
         for name in ('D', 'head_dim'):
             if getattr(self, name) % 2 or getattr(self, name) < 4:

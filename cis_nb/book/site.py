@@ -993,14 +993,14 @@ def _update_pages(profile: str, found: dict, states: dict, started: float):
     "Write the results table, and the pages if anything in them has changed."
     folder = project_root() / 'reports' / profile
     folder.mkdir(parents=True, exist_ok=True)
-    src, stamp, index = folder / '.site', folder / '.site.stamp', folder / 'html' / 'index.html'
+    src, html, stamp = folder / '.site', folder / 'html', folder / '.site.stamp'
     results(found, states).to_parquet(folder / 'results.parquet', index=False)
     _write_sources(profile, found, states, _wall_time(folder, found, started), src)
-    if index.exists() and _stamp(stamp) == fingerprint(src):
+    if html.is_dir() and _stamp(stamp) == fingerprint([src, html]):  # no page has been damaged or lost
         return
-    warnings = build_html(src, folder / 'html')
+    warnings = build_html(src, html)
     (folder / 'site.log').write_text(warnings, encoding='utf-8')
-    stamp.write_text(fingerprint(src))
+    stamp.write_text(fingerprint([src, html]))
     if warnings:
         print(f'{warnings.count("WARNING")} warnings from Sphinx, see {folder / "site.log"}')
 

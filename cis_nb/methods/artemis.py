@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ARTEMIS_SCHEME', 'LEAST_GAP', 'attention', 'Artemis', 'artemis_scores', 'ArtemisTraining', 'ArtemisMethod',
-           'read_artemis', 'load_artemis', 'ArtemisConfig', 'ArtemisPlugin', 'ReRankedTask', 'ReRanker']
+           'ArtemisDescription', 'read_artemis', 'load_artemis', 'ArtemisConfig', 'ArtemisPlugin', 'ReRankedTask',
+           'ReRanker']
 
 # %% ../../nbs/04b_methods/15_artemis.ipynb #ar000003
 import math
@@ -29,7 +30,14 @@ from .contrastive import all_gather_with_grad
 from ..mining.scene_edits import REDRAWN, synthetic_shards
 from ..mining.synthetic import INSTRUCTION_TEMPLATES
 from ..retrieval.protocol import task_rankings
-from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
+from cis_nb.training.validation import (
+    NetDescription,
+    RetrievalValidation,
+    check_backbone,
+    read_net,
+    run_folder,
+    write_net,
+)
 
 # %% ../../nbs/04b_methods/15_artemis.ipynb #642098df
 ARTEMIS_SCHEME = (
@@ -146,9 +154,22 @@ class ArtemisMethod(FeatureMethod):
     score = staticmethod(artemis_scores)
 
 
+class ArtemisDescription(NetDescription):
+    "What is read of the description of a scorer."
+
+    D: int
+    pretrained: str
+
+
 def read_artemis(folder) -> tuple:  # Artemis, what is known about it
     "A saved scorer; FileNotFoundError if the folder holds none, ValueError for a damaged file."
-    return read_net(folder, 'artemis', lambda about: Artemis(about['D']), 'not a run of `method: artemis`')
+    return read_net(
+        folder,
+        'artemis',
+        lambda about: Artemis(about['D']),
+        'not a run of `method: artemis`',
+        ArtemisDescription,
+    )
 
 # %% ../../nbs/04b_methods/15_artemis.ipynb #0b8b98c8
 def load_artemis(run, device: str = 'auto', backbone=None) -> ArtemisMethod:

@@ -6,10 +6,11 @@
 __all__ = ['COMBINER_SCHEME', 'TRAINED_TOWERS', 'NEGATIVES', 'COMBINER_LAYERS', 'STARTS', 'RULE', 'branch', 'Combiner',
            'query_target_loss', 'Triplets', 'index_triplets', 'EncodedNow', 'ImageInputs', 'tower_of',
            'PartiallyFrozen', 'CombinerBatches', 'CombinerLoss', 'CombinerMethod', 'CombinerTraining', 'save_combiner',
-           'read_combiner', 'load_combiner', 'read_published_combiner', 'published_combiner', 'export_combiner',
-           'CombinerConfig', 'triplet_folder', 'held_out', 'TripletData', 'cirr_triplets', 'StackedRows',
-           'TripletImages', 'synthetic_triplets', 'training_data', 'make_combiner', 'run_before', 'started_combiner',
-           'triplet_strips', 'CombinerPlugin', 'Encoding', 'random_triplets', 'training_rates']
+           'CombinerSettings', 'CombinerDescription', 'read_combiner', 'load_combiner', 'read_published_combiner',
+           'published_combiner', 'export_combiner', 'CombinerConfig', 'triplet_folder', 'held_out', 'TripletData',
+           'cirr_triplets', 'StackedRows', 'TripletImages', 'synthetic_triplets', 'training_data', 'make_combiner',
+           'run_before', 'started_combiner', 'triplet_strips', 'CombinerPlugin', 'Encoding', 'random_triplets',
+           'training_rates']
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #ec59e4d4
 import json
@@ -33,6 +34,7 @@ from ..backbones.weights import read_tensors
 from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import cirr_of
+from ..core.documents import Document
 from ..core.experiment_files import names_experiment, trained_weights
 from ..core.parameters import one_of
 from ..core.plotting import show_grid
@@ -50,7 +52,14 @@ from ..mining.triplet_images import TripletShards
 from ..mining.triplets import mine_triplets
 from ..retrieval.protocol import Protocol, Task
 from ..training.loop import BaseObjective
-from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
+from cis_nb.training.validation import (
+    NetDescription,
+    RetrievalValidation,
+    check_backbone,
+    read_net,
+    run_folder,
+    write_net,
+)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #4f80920e
 COMBINER_SCHEME = (
@@ -425,9 +434,35 @@ def save_combiner(folder, net: Combiner, backbone, tune: str = 'none', pretraine
     )
 
 
+class CombinerSettings(Document):
+    "Settings of a `Combiner`."
+
+    D: int
+    projection: int
+    hidden: int
+    dropout: float = 0.5
+    start: str = 'random'
+    normalise_inputs: bool = False
+
+
+class CombinerDescription(NetDescription):
+    "What is read of the description of a Combiner."
+
+    combiner: CombinerSettings
+    tune: Literal['none', 'text', 'image', 'both']
+    pretrained: str
+    condition: Literal['text', 'category'] = 'text'  # said by a Combiner of products alone
+
+
 def read_combiner(folder) -> tuple:  # Combiner, what is known about it
-    "A saved Combiner."
-    return read_net(folder, 'combiner', lambda about: Combiner(**about['combiner']), 'not a run of `method: combiner`')
+    "A saved Combiner; FileNotFoundError if the folder holds none, ValueError for a damaged file."
+    return read_net(
+        folder,
+        'combiner',
+        lambda about: Combiner(**about['combiner']),
+        'not a run of `method: combiner`',
+        CombinerDescription,
+    )
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #a9596014
 def load_combiner(

@@ -9,9 +9,10 @@ __all__ = ['COMPODIFF_SCHEME', 'PADDINGS', 'T5_TOKENS', 'T5_PREFIX', 'SAMPLER_FI
            'DiffusionBatch', 'DiffusionData', 'text_to_image_task', 'caption_search', 'check_mask', 'masked_pixels',
            'MaskedTower', 'world_mask', 'ClipSeg', 'MaskedImages', 'drawn_masks', 'found_masks', 'masked_images',
            'inpainting_task', 'shard_task', 'benchmark_task', 'fashioniq_task', 'CompoDiffMethod',
-           'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'read_compodiff', 'check_reader', 'load_compodiff',
-           'CompoDiffConfig', 'start_run', 'started_denoiser', 'stage_two_tasks', 'benchmark_splits', 'tuning_tasks',
-           'training_tasks', 'make_training', 'conditions_of', 'CompoDiffPlugin']
+           'published_compodiff', 'ema_decay', 'CompoDiffTraining', 'SamplingDescription', 'CompoDiffDescription',
+           'read_compodiff', 'check_reader', 'load_compodiff', 'CompoDiffConfig', 'start_run', 'started_denoiser',
+           'stage_two_tasks', 'benchmark_splits', 'tuning_tasks', 'training_tasks', 'make_training', 'conditions_of',
+           'CompoDiffPlugin']
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd000003
 from dataclasses import dataclass, fields
@@ -33,6 +34,7 @@ from ..backbones.features import Features, image_features, l2_normalize, precisi
 from ..backbones.loading import load_backbone
 from ..benchmarks.cirr import cirr_of
 from ..benchmarks.fashioniq import CATEGORIES, load_fashioniq
+from ..core.documents import Document
 from ..core.experiment_files import trained_weights
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress, show_table
@@ -63,7 +65,15 @@ from cis_nb.mining.triplet_images import (
     edit_mask,
 )
 from ..retrieval.protocol import Protocol, Task
-from ..training.validation import RetrievalValidation, check_backbone, read_net, recall_ks, run_folder, write_net
+from cis_nb.training.validation import (
+    NetDescription,
+    RetrievalValidation,
+    check_backbone,
+    read_net,
+    recall_ks,
+    run_folder,
+    write_net,
+)
 from ..world.scenes import render, visible_boxes
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #1a6459d5
@@ -826,20 +836,49 @@ def load(self: CompoDiffTraining, folder):
     self.net.load_state_dict(read_compodiff(folder)[0].state_dict())
 
 # %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00003a
+class SamplingDescription(Document, extra='forbid'):
+    "Settings of `CompoDiffMethod` that a description may have."
+
+    scale: float = 1.0
+    seed: int = 0
+    steps: int = 10
+    samples: int = 1
+    w_image: float = 1.5
+    w_text: float = 7.5
+    eta: float | None = None
+    mix: float = 0.0
+    literal: bool = False
+    predicts: str = 'x0'
+    first: int = DIFFUSION_STEPS - 1
+    compile: str = ''
+
+
+class CompoDiffDescription(NetDescription):
+    "What is read of the description of a denoiser."
+
+    shape: dict
+    stage: Literal['1', '2', 'finetune']
+    padding: Literal['masked', 'literal']
+    sampling: SamplingDescription
+    pretrained: str
+    text_encoder: str = ''  # runs of earlier versions do not say it, nor its fingerprint
+    reader: str = ''
+
+
 def read_compodiff(folder) -> tuple:  # denoiser, what is known about it
     "A saved denoiser; FileNotFoundError if the folder holds none, ValueError for a damaged file."
 
     def make(about):
         return Denoiser(DenoiserShape(**about['shape']))
 
-    return read_net(folder, 'compodiff', make, 'not a run of `method: compodiff`')
+    return read_net(folder, 'compodiff', make, 'not a run of `method: compodiff`', CompoDiffDescription)
 
 
 def check_reader(encoder, about: dict, run):
     "ValueError if a denoiser was trained on the states of another text encoder than `encoder`."
     if about.get('reader', encoder.fingerprint) != encoder.fingerprint:
         raise ValueError(
-            f'{run}: this denoiser read texts by {about["text_encoder"] or about["backbone"]} with the weights '
+            f'{run}: this denoiser read texts by {about.get("text_encoder") or about["backbone"]} with the weights '
             f'{about["reader"]}, and here are {encoder.fingerprint}; use the text encoder of the run, or train again'
         )
 
@@ -850,7 +889,7 @@ def load_compodiff(run, device: str = 'auto', backbone=None) -> CompoDiffMethod:
     if backbone is None:
         backbone = load_backbone(about['backbone'], about['pretrained'], device)
     check_backbone(backbone, about, run, 'this denoiser')
-    encoder = states_encoder(about['text_encoder'], backbone)
+    encoder = states_encoder(about.get('text_encoder', ''), backbone)
     check_reader(encoder, about, run)
     given = dict(net=net.to(backbone.device), states=TextStates(encoder, about['padding']), **about['sampling'])
     return CompoDiffMethod(
@@ -958,7 +997,7 @@ def started_denoiser(c: CompoDiffConfig, backbone) -> Denoiser:
             f'{PREVIOUS_STAGE[c.stage]!r}; name a run of that stage'
         )
     check_backbone(backbone, about, run, 'this denoiser')
-    had = dict(scale=1.0, predicts='x0') | about['sampling'] | about | about['shape']
+    had = dict(scale=1.0, predicts='x0', text_encoder='') | about['sampling'] | about | about['shape']
     if other := [k for k in (*DENOISER_FIELDS, *CARRIED_FIELDS) if had[k] != getattr(c, k)]:
         given = ', '.join(f'{k}: {getattr(c, k)!r}, there {had[k]!r}' for k in other)
         raise ValueError(f'start: {c.start} was trained with other settings ({given}); give the same here')

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONDVIT_SCHEME', 'PUBLISHED_TEXT_MODEL', 'FILTERED_TASK', 'SentenceTexts', 'text_reader', 'CondViTMethod',
            'published_name', 'published_condvit', 'draw_crop', 'ProductStream', 'product_task', 'filtered_task',
-           'CondViTTraining', 'read_run', 'load_condvit', 'ProductsConfig', 'CondViTConfig', 'drawn_noun', 'with_nouns',
-           'training_products', 'product_strips', 'CondViTPlugin']
+           'CondViTTraining', 'CondViTSettings', 'CondViTDescription', 'read_run', 'load_condvit', 'ProductsConfig',
+           'CondViTConfig', 'drawn_noun', 'with_nouns', 'training_products', 'product_strips', 'CondViTPlugin']
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #31d6a391
 import math
@@ -36,6 +36,7 @@ from cis_nb.backbones.conditional_vit import (
 from ..backbones.features import Features, TextMemory, l2_normalize, text_features
 from ..backbones.loading import load_backbone
 from ..backbones.weights import BACKBONES
+from ..core.documents import Document
 from ..core.parameters import one_of, pick_device
 from ..core.plotting import show_grid
 from ..core.store import fingerprint
@@ -45,7 +46,14 @@ from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad, info_nce
 from ..retrieval.protocol import Protocol, Task
 from ..training.loop import epoch_order
-from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
+from cis_nb.training.validation import (
+    NetDescription,
+    RetrievalValidation,
+    check_backbone,
+    read_net,
+    run_folder,
+    write_net,
+)
 from ..world.wardrobe import Product, product_captions, product_phrase
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #a7df1dda
@@ -451,6 +459,25 @@ def load(self: CondViTTraining, folder):
     self.net.load_state_dict(read_run(folder, self.backbone)[0].state_dict())
 
 # %% ../../nbs/04b_methods/08_condvit.ipynb #71a1551a
+class CondViTSettings(Document):
+    "Settings of a `CondViT`."
+
+    condition: str
+    categories: list[str]
+    text_width: int = 0
+    insert_before: int = 1
+    gallery_token: bool = False
+
+
+class CondViTDescription(NetDescription):
+    "What is read of the description of a CondViT."
+
+    condvit: CondViTSettings
+    text_model: str
+    pretrained: str
+    reader: str  # fingerprint of the encoder of conditions in words; empty: it reads none
+
+
 def read_run(folder, backbone=None, device: str = 'auto') -> tuple:  # CondViT, what is known about it, its backbone
     "A trained CondViT; FileNotFoundError if the folder holds none, ValueError for another backbone than its own."
     found = []
@@ -460,7 +487,7 @@ def read_run(folder, backbone=None, device: str = 'auto') -> tuple:  # CondViT, 
         found.append(backbone if own else load_backbone(about['backbone'], about['pretrained'], device))
         return conditional_vit(found[0], **about['condvit'])
 
-    net, about = read_net(folder, 'condvit', make, 'not a run of `method: condvit`')
+    net, about = read_net(folder, 'condvit', make, 'not a run of `method: condvit`', CondViTDescription)
     check_backbone(backbone or found[0], about, folder, 'this CondViT')
     return net, about, found[0]
 

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['NETS', 'PROMPT', 'Prompt', 'PSEUDO_WORD_READING', 'PUBLISHED_NETS', 'PUBLISHED_METHODS', 'Phi', 'Mapper', 'make_net',
            'check_prompt', 'PseudoWord', 'without_pseudo_word', 'TextInPrompt', 'padding_of', 'pad_images', 'save_phi',
-           'read_phi', 'load_pseudo_word', 'read_published_net', 'published_pseudo_word', 'export_published',
-           'PseudoWordObjective', 'training_images', 'training_image_features']
+           'PhiSettings', 'PhiDescription', 'read_phi', 'load_pseudo_word', 'read_published_net',
+           'published_pseudo_word', 'export_published', 'PseudoWordObjective', 'training_images',
+           'training_image_features']
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #3200b5aa
 import re
@@ -27,6 +28,7 @@ from ..backbones.conditional_vit import key_faults
 from ..backbones.weights import LAYOUTS, read_tensors
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
+from ..core.documents import Document
 from ..core.parameters import one_of
 from ..core.store import write_export
 from ..data.augmentation import stored_size
@@ -34,7 +36,14 @@ from ..data.image_sources import ImageSource, folder_images, whole_images
 from ..data.packed import packed_folder
 from ..data.datasets import captions_root
 from .baselines import FeatureMethod
-from ..training.validation import RetrievalValidation, check_backbone, read_net, run_folder, write_net
+from cis_nb.training.validation import (
+    NetDescription,
+    RetrievalValidation,
+    check_backbone,
+    read_net,
+    run_folder,
+    write_net,
+)
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #9ac02284
 class Phi(nn.Sequential):
@@ -192,13 +201,37 @@ def save_phi(folder, m: PseudoWord, pretrained: str = 'default') -> Path:
     return write_net(folder, 'phi', m.phi, about)
 
 
+class PhiSettings(Document):
+    "Settings of `make_net`."
+
+    net: str
+    D: int
+    W: int
+    hidden: int = 0
+    dropout: float = 0.5
+    norm: bool = False
+
+
+class PhiDescription(NetDescription):
+    "What is read of the description of a φ."
+
+    net: PhiSettings
+    method: str
+    title: str
+    prompt: Prompt
+    unit_input: bool
+    pretrained: str
+    target_pad: float = 0  # runs of earlier versions, which did not pad, do not say it
+
+
 def read_phi(folder) -> tuple:  # network, what is known about it
-    "A saved φ."
+    "A saved φ; FileNotFoundError if the folder holds none, ValueError for a damaged file."
     return read_net(
         folder,
         'phi',
         lambda about: make_net(**about['net']),
         'no run of a method with pseudo-words (lincir, pic2word, searle)',
+        PhiDescription,
     )
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #63473810
@@ -211,7 +244,7 @@ def load_pseudo_word(
     net, about = read_phi(run)
     if backbone is None:
         backbone = load_backbone(about['backbone'], about['pretrained'], device)
-    backbone = pad_images(backbone, about['target_pad'])
+    backbone = pad_images(backbone, about.get('target_pad', 0))
     check_backbone(backbone, about, run, 'this φ')
     learned = dict(phi=net.to(backbone.device), prompt=about['prompt'], unit_input=about['unit_input'])
     name = Path(run_folder(run)).name

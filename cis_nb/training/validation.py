@@ -207,6 +207,7 @@ def read_net(
     name: str,  # of both files
     make,  # description -> network to be filled
     what: str,  # for the error: what kind of run the folder should be
+    kind: type = NetDescription,  # what the description must hold: a subclass with the fields that are read
 ) -> tuple:  # network in eval mode, its description
     "Read what `write_net` has written; FileNotFoundError if there is none, ValueError if it is damaged."
     folder = run_folder(folder)
@@ -214,7 +215,7 @@ def read_net(
     if not file.is_file():
         raise FileNotFoundError(f'{file} is missing: {folder} is {what}')
     try:
-        about = read_json(file.with_suffix('.json'), NetDescription)
+        about = read_json(file.with_suffix('.json'), kind)
         net = make(about)
         tensors = load_file(file)
         check_kinds(tensors, net.state_dict())

@@ -14,6 +14,7 @@ from PIL import Image
 from browser import CHROMIUM, Browser
 
 import cis_nb
+from cis_nb.book import site
 
 
 def experiment_names(smoke):
@@ -307,3 +308,27 @@ def test_names_and_captions_are_shown_as_text(project, browser):
         )
         assert not found.get('ran') and not found['handlers'] and not found['scripts'] and not found['links'], page
         assert 'window.hostile=1' in found['text']
+
+
+def test_damaged_and_lost_pages_are_made_again(project, monkeypatch):
+    "The records and the sources of the pages are as they were."
+    project.chapter('01_honest')
+    made = []
+
+    def build(src, out):
+        made.append(out)
+        for name in ('index.html', '_static/style.css', 'sub/page.html'):
+            project.write(str((out / name).relative_to(project.home)), f'all of {name}')
+        return ''
+
+    monkeypatch.setattr(site, 'build_html', build)
+    html = project.home / 'reports' / 'quick' / 'html'
+    site.site('quick')
+    site.site('quick')
+    assert made == [html]
+    for name in ('index.html', 'sub/page.html', '_static/style.css'):
+        for damage in (b'', b'all of', b'x' * len(f'all of {name}'), None):
+            (html / name).unlink() if damage is None else (html / name).write_bytes(damage)
+            made.clear()
+            site.site('quick')
+            assert made == [html] and (html / name).read_text() == f'all of {name}', (name, damage)

@@ -1,5 +1,6 @@
 "Pic2Word and SEARLE: resumed trainings, keys of runs, pseudo-words of another backbone."
 
+import json
 from dataclasses import replace
 import numpy as np
 import pytest
@@ -202,3 +203,21 @@ def test_what_is_exported_is_read_again(tmp_path, method, ending):
     again = published_pseudo_word(export_published(m, tmp_path / f'again.{ending}'), method, tiny)
     x = torch.randn(2, D)
     assert torch.equal(m.encode_query(x, ['is red', '']), again.encode_query(x, ['is red', '']))
+
+
+@pytest.mark.parametrize('name, value', [('prompt', 3), ('prompt', 'no place'), ('unit_input', 'no'), ('title', None)])
+def test_a_field_of_another_kind_in_a_description_is_refused(tmp_path, name, value):
+    save_phi(tmp_path, PseudoWord(name='lincir', title='LinCIR', backbone=tiny, phi=Phi(tiny.D, tiny.W, 4).eval()))
+    about = json.loads((tmp_path / 'phi.json').read_text())
+    (tmp_path / 'phi.json').write_text(json.dumps(about | {name: value}))
+    with pytest.raises(ValueError, match=rf'phi.json: {name} (?s:.*) train again'):
+        load_pseudo_word(tmp_path, 'cpu', tiny)
+
+
+def test_a_run_of_the_time_before_padding_is_read(tmp_path):
+    m = PseudoWord(name='lincir', title='LinCIR', backbone=tiny, phi=Phi(tiny.D, tiny.W, 4).eval())
+    save_phi(tmp_path, m)
+    about = json.loads((tmp_path / 'phi.json').read_text())
+    del about['target_pad']
+    (tmp_path / 'phi.json').write_text(json.dumps(about))
+    assert load_pseudo_word(tmp_path, 'cpu', tiny).settings() == m.settings()
