@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'BY_CONSTRUCTION', 'OWN_COMPARISON', 'UNTESTED', 'TOO_LOW', 'TABLE5',
            'RelationCorpus', 'corpus', 'relations_for', 'sampled_triplets', 'OnCorpus', 'train_variant',
-           'variant_rankings', 'fusion_entries', 'fusion_rankings', 'slope', 'by_seed', 'claim_evidence', 'untested',
-           'of_clause', 'as_own', 'needed_for', 'between', 'within', 'within_share', 'effects', 'paper_ablations']
+           'variant_rankings', 'combiner_at_start', 'fusion_entries', 'fusion_rankings', 'slope', 'by_seed',
+           'claim_evidence', 'untested', 'of_clause', 'as_own', 'needed_for', 'between', 'within', 'within_share',
+           'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ..core.store import fingerprint
 from ..data.image_folders import read_photos
 from ..data.datasets import captions_root, language_tools
 from .comparison import contrast, hits, queries_needed, read_printed, task_mean
-from .entries import Entry, read_cached, untrained_methods
+from .entries import Entry, at_start, named_control, read_cached, untrained_methods
 from .genecis import GenecisTasks
 from .matrix import rank_entries
 from ..data.image_sources import folder_images
@@ -139,16 +140,28 @@ class OnCorpus(CombinerPlugin):
         return CombinerTraining(backbone, net.to(backbone.device), triplets, c.images, dict(triplets=task), **chosen)
 
 
-def train_variant(c: RelationCorpus, given: dict, after: Path = None) -> Path:  # the folder of a run
-    "The run of a variant: from the store, continued, or begun; `after` is another run, which it goes on from."
-    about = dict(arguments=c.arguments, after=str(after or ''))
-    return train_or_load(settings(OURS | given), ('cis_nb.experiments.combiner_ablations:OnCorpus', about))
+def train_variant(
+    c: RelationCorpus,
+    given: dict,
+    after: Path = None,  # another run, which it goes on from
+    start: bool = False,  # leave the network as it is drawn
+) -> Path:  # the folder of a run
+    "The run of a variant: from the store, continued, or begun."
+    config, about = settings(OURS | given), dict(arguments=c.arguments, after=str(after or ''))
+    made_by = 'cis_nb.experiments.combiner_ablations:OnCorpus', about
+    return train_or_load(at_start(config) if start else config, made_by)
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #80cb3604
 def variant_rankings(name: str, run, at: GenecisTasks, seed: int = 0, device: str = 'auto') -> pd.DataFrame:
     "The rankings of a run on the tasks of `at`."
     entry = Entry(load_combiner(run, device, at.model), seed, run, name)
     return read_cached(rank_entries([entry], at.benchmarks))
+
+
+def combiner_at_start(c: RelationCorpus, given: dict, at: GenecisTasks, of: str = 'combiner') -> Entry:
+    "The network of a variant, `of` in results, before training."
+    method = load_combiner(train_variant(c, given, start=True), given['device'], at.model)
+    return named_control(method, Entry(method, name=of), '_start')
 
 
 def fusion_entries(at: GenecisTasks, more=()) -> list:  # of Entry

@@ -11,25 +11,26 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SEN
            'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn',
            'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly',
            'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks',
-           'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'benchmark_samplers', 'rank_sampled',
-           'run_benchmarks', 'diffusion_leads', 'leads_table', 'leads_forest', 'mix_in_words', 'diffusion_trainings',
-           'refused_tasks', 'share_note', 'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by',
-           'samplers_table', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed',
-           'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table',
-           'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images',
-           'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search',
-           'search_effect', 'search_effects', 'searches_table', 'effect_forest', 'mask_queries', 'kept_share',
-           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
-           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
-           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
-           'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference',
-           'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
-           'strongest_note', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest', 'compodiff_finding',
-           'compodiff_reading', 'control_evidence', 'pair_line', 'zero_shot_evidence', 'claimed_metric',
-           'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'benchmark_samplers',
+           'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table', 'leads_forest',
+           'mix_in_words', 'diffusion_trainings', 'refused_tasks', 'share_note', 'rerank_note', 'steps_in_words',
+           'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'PrintedTable', 'printed_columns',
+           'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric',
+           'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
+           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
+           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
+           'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff',
+           'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note',
+           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'against_baselines', 'cirr_rivals',
+           'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line',
+           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
+           'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,7 @@ from ..benchmarks.domain_conversion import DOMAIN_PROMPT, DOMAIN_PROMPT_TEXT
 from ..benchmarks.genecis_construction import PanopticThings, Rules, panoptic_file, read_panoptic
 from ..benchmarks.object_composition import COMPOSITION_PROMPT, COMPOSITION_PROMPT_TEXT
 from ..core.documents import read_json
+from ..core.experiment_files import names_experiment
 from ..core.plotting import Page, color, forest, page
 from ..core.report import progress
 from ..core.store import fingerprint, manifest
@@ -92,7 +94,10 @@ from cis_nb.experiments.entries import (
     kept_step,
     known_as,
     read_cached,
+    seeded_config,
+    start_entry,
     trained_entries,
+    training_config,
     untrained_methods,
 )
 from .examples import ranking_strip
@@ -381,11 +386,19 @@ def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
     return found, missing
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #98ee4670
+def rivals_at_start(p: dict, model) -> list:  # of Entry
+    """The network of each trained rival before training, with the first seed. One that goes on from another training
+    has none of its own: before training it is that other row."""
+    configs = [training_config(t) for t in p['trainings']]
+    rivals = [c for c in configs if c.method != ZERO_SHOT and not names_experiment(getattr(c, 'start', ''))]
+    return [start_entry(seeded_config(c, p['seeds'][0]), model, p['device']) for c in rivals]
+
+
 def with_controls_and_rerankers(entries: list, model, tuning: list, p: dict) -> list:  # of Entry
-    "Methods without a training, late fusions set on the benchmarks `tuning`, the untrained denoiser, the trained."
+    "Methods without a training, late fusions set on the benchmarks `tuning`, untrained networks, the trained."
     plain, trained = [e for e in entries if not e.run], [e for e in entries if e.run]
     tuned = [Entry(m) for m in tuned_on(model, tuning)] if tuning else []
-    untrained = list(map(untrained_denoiser, compodiff_entries(trained)[:1]))
+    untrained = [*map(untrained_denoiser, compodiff_entries(trained)[:1]), *rivals_at_start(p, model)]
     ranked = with_rerankers(trained, baseline('image_text', model), p['reranked'])
     return [*plain, *tuned, *untrained, *ranked]
 
@@ -443,6 +456,11 @@ def run_benchmarks(p: dict) -> SampledRun:
     return rank_sampled(run, p['seed'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00010
+def own_rivals(run: MatrixRun, method: str) -> list:
+    "All other methods of a run but the networks before training of its rivals, which are controls of theirs."
+    return [m for m in run.titles if m != method and not m.endswith('_start')]
+
+
 def diffusion_leads(
     run: MatrixRun, method: str, rivals: list, seed: int = 0
 ) -> dict:  # (benchmark, rival) -> comparison

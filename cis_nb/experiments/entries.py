@@ -6,8 +6,8 @@
 __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIFF', 'BRIEF_SYNTHETIC', 'BRIEF', 'CONTROL_TITLES',
            'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'known_as',
            'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
-           'at_start', 'control_entries', 'with_controls', 'compared_methods', 'judged_pairs', 'prompts_in_words',
-           'cached', 'read_cached']
+           'at_start', 'named_control', 'start_entry', 'control_entries', 'with_controls', 'compared_methods',
+           'judged_pairs', 'prompts_in_words', 'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
 import json
@@ -186,20 +186,30 @@ def at_start(config: TrainingConfig) -> TrainingConfig:
         samples=1000, val_samples=50, world_images=300, batch_size=32, num_inverted_images=32, search_steps=1
     )  # 0 means all
     known = type(config).model_fields
+    synthetic = 'shards' in known and getattr(config, 'triplets', 'synthetic') == 'synthetic'
     less = {k: min(n, getattr(config, k) or n) for k, n in little.items() if k in known}
+    less |= {k: getattr(config, k) for k in ('samples', 'world_images') if synthetic}
     return config.model_copy(update=dict(steps=1, lr=0.0, warmup=0, eval_every=0, log_every=1) | less)
+
+
+def named_control(method, of: Entry, end: str) -> Entry:
+    "A method as a control of a trained entry; `end` is one of `CONTROL_TITLES`."
+    return Entry(replace(method, name=of.name + end, title=f'{of.title}, {CONTROL_TITLES[end]}'))
+
+
+def start_entry(config: TrainingConfig, backbone, device='auto', read=None) -> Entry:
+    "The network of a training before its first step."
+    before = trained_entry(at_start(config), backbone, device, read)
+    return named_control(before.method, before, '_start')
 
 
 def control_entries(entry: Entry, config: TrainingConfig, backbone, device='auto', read=None) -> list:  # of Entry
     "The network of a trained entry before training, and for a pseudo-word the text of its prompt alone."
-    before = trained_entry(at_start(config), backbone, device, read).method
-    found = {'_start': replace(before, name=entry.name + '_start')}
+    found = [start_entry(config, backbone, device, read)]
     if isinstance(entry.method, api.Prompted):
-        found['_text'] = TextInPrompt(
-            name=entry.name + '_text', backbone=entry.backbone, read=read, prompt=entry.method.prompt
-        )
-    titled = {end: replace(m, title=f'{entry.title}, {CONTROL_TITLES[end]}') for end, m in found.items()}
-    return [Entry(m) for m in titled.values()]
+        alone = TextInPrompt(name='', backbone=entry.backbone, read=read, prompt=entry.method.prompt)
+        found.append(named_control(alone, entry, '_text'))
+    return found
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #b927fc3c
 def with_controls(entries: list, configs: list, backbone, device='auto', read=None) -> list:  # of Entry

@@ -27,7 +27,7 @@ from ..data.image_sources import ImageSource
 from .combiner_ablations import claim_evidence
 from .comparison import contrast, corrected, forest_rows, format_difference, read_printed
 from .composed_retrieval import benchmarks_of, load_sets
-from .entries import trained_entry, training_parameters
+from .entries import start_entry, trained_entry, training_parameters
 from ..methods.late_fusion import fusion_notes
 from .matrix import MatrixRun, query_scores, rank_all
 from ..train import settings
@@ -105,6 +105,7 @@ def scored(per_query) -> pd.DataFrame:
 def run_sweep(
     given: dict,  # the parameters of a page
     whole: bool = False,  # one of the sets has to be searched as a whole
+    start: bool = False,  # the base of the variants before training is ranked too
 ) -> MatrixRun:
     """The sets, ranked by the baselines and by every variant. ValueError if `sets` names none, or with `whole` none
     that is searched as a whole; FileNotFoundError if no set is there."""
@@ -119,7 +120,12 @@ def run_sweep(
             f'sets: {", ".join(given["sets"])} has no gallery that is searched as a whole; name one that has, of'
             f' {", ".join(benchmarks_of(given))}'
         )
-    run = rank_all(given | dict(trainings=[]), found, missing, lambda model: train_variants(p, model))
+
+    def entries(model):
+        base = settings(base_of(p) | dict(seed=p.seeds[0]))
+        return [*train_variants(p, model), *([start_entry(base, model, p.device)] if start else [])]
+
+    run = rank_all(given | dict(trainings=[]), found, missing, entries)
     run.per_query = scored(run.per_query)
     return run
 

@@ -67,11 +67,12 @@ def test_sizes_are_judged_by_one_set_of_corrected_comparisons():
     "Gains by the filter, slopes and last steps have one verdict in table, figure and receipt."
     sizes, seeds = [10, 40, 160], [0, 1]
     names = [V.size_name(n, f) for f in V.FILTER_LABELS for n in sizes]
-    q = pd.concat([ranks(0, names, seeds=seeds), ranks(1, V.BASELINES, seeds=[-1])])
+    q = pd.concat([ranks(0, names, seeds=seeds), ranks(1, [*V.BASELINES, 'combiner_start'], seeds=[-1])])
     gains, trends, over = V.filter_gains(q, sizes), V.size_trends(q, sizes, seeds), V.size_leads(q, sizes)
     table = V.triplet_number_table(q, sizes, 320, over, gains)
     assert [c['family'] for c in gains.values()] == [3] * 3
-    assert table['gain by the filter'].tolist() == [*map(difference_cell, gains.values()), '–']
+    assert table['gain by the filter'].tolist() == [*map(difference_cell, gains.values()), '–', '–']
+    assert table['triplets'].tolist()[3:] == ['none: before training', 'none: Image + Text, tuned']
     found = V.trend_comparisons(trends)
     assert [c['family'] for c in found.values()] == [4] * 4
     slopes, steps = [*found.values()][:2], [*found.values()][2:]
@@ -122,6 +123,32 @@ def test_methods_with_different_queries_are_refused():
 def test_effects_are_result_rows(tiny):
     rows = A.effects(dict(slope=dict(diff=1.0, low=0.5, high=2.0, n=9)), 'tiny', [])
     assert list(rows) == RESULT_COLUMNS and rows.metric.tolist() == ['effect'] and rows.value.tolist() == [1.0]
+
+
+# ---- controls
+
+
+def test_the_network_before_training_is_a_question_of_its_own():
+    "Its difference does not change the verdicts on late fusions, and it is no variant of the ablations."
+    trained = ranks(0, ['combiner', 'back_start', 'no_filter'], seeds=[0, 1])
+    q = pd.concat([trained, ranks(1, [*V.BASELINES, *V.START_LABELS], seeds=[-1])])
+    over = V.recipe_leads(q)
+    starts = {a: b for a, b, _ in over if b in V.START_LABELS}
+    assert starts == dict(combiner='combiner_start', back_start='published_start')
+    assert [c['family'] for c in over.values()] == [len(V.BASELINES)] * 3 + [1] + [len(V.BASELINES)] * 3 + [1]
+    assert V.recipe_table(q, over, {}).variant.tolist()[2:] == [*V.START_LABELS.values()]
+    found = V.variant_leads(q, V.ablation_labels(q), V.rival_of)
+    assert [*found] == ['no_filter'] and found['no_filter']['family'] == 1
+    assert V.ablation_table(q, found)[''].iloc[-1] == V.START_LABELS['combiner_start']
+
+
+@pytest.mark.parametrize('change', [dict(partner='random'), dict(negatives='batch'), dict(filter='none')])
+@pytest.mark.e2e
+def test_triplets_and_loss_leave_the_start_as_it_is(c, tiny, change):
+    nets = [load_file(A.train_variant(c, SMALL | x, start=True) / 'combiner.safetensors') for x in ({}, change)]
+    assert all(torch.equal(nets[0][k], v) for k, v in nets[1].items())
+    drawn = A.make_combiner(tiny.D, settings(A.OURS | SMALL | change)).state_dict()
+    assert all(torch.equal(v, nets[0][k]) for k, v in drawn.items())
 
 
 # ---- the published recipe and the paper's table
