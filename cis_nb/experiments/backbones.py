@@ -75,15 +75,17 @@ def accuracy_table(models: dict, accuracy: dict) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #205a0c02
 def backbone_leads(runs: dict, seed: int = 0) -> dict:  # (method, rival, (backbone, task)) -> comparison
-    "Each training over each backbone against the late fusions over the same (`runs`: backbone -> run), corrected."
+    """Each training over each backbone against late fusions and its control over the same (`runs`: backbone -> run),
+    corrected."""
     parts = {(b, t): r.per_query[r.per_query.task == t] for b, r in runs.items() for t in r.sets}
     pairs = judged_pairs(next(iter(runs.values())).entries)
     return rival_leads(parts, pairs, of='score', seed=seed)
 
 
 def backbone_table(runs: dict, titles: dict, found: dict) -> pd.DataFrame:
-    "Score of each method over each backbone (`runs`: backbone -> run); of trained ones the leads of `backbone_leads`."
-    rows = []
+    """Score of each method over each backbone (`runs`: backbone -> run); of trained ones the leads of `backbone_leads`,
+    with one column for the controls of all."""
+    rows, short = [], {m: CONTROL_TITLES['_start'] if m.endswith('_start') else t for m, t in titles.items()}
     for b, r in runs.items():
         for m in titles:
             row = {'backbone': b, 'method': titles[m]}
@@ -91,7 +93,7 @@ def backbone_table(runs: dict, titles: dict, found: dict) -> pd.DataFrame:
                 over = {rival: c for (a, rival, part), c in found.items() if (a, part) == (m, (b, t))}
                 row[score_title(t)] = mean_of(r.per_query, m, t)
                 row |= {
-                    f'− {titles[rival]}, {score_title(t).split()[0]}': format_difference(c) for rival, c in over.items()
+                    f'− {short[rival]}, {score_title(t).split()[0]}': format_difference(c) for rival, c in over.items()
                 }
             rows.append(row)
     return pd.DataFrame(rows).fillna('')

@@ -14,14 +14,14 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SEN
            'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'benchmark_samplers',
            'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table', 'leads_forest',
            'mix_in_words', 'diffusion_trainings', 'refused_tasks', 'share_note', 'rerank_note', 'steps_in_words',
-           'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'PrintedTable', 'printed_columns',
-           'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric',
-           'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of',
-           'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum',
-           'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'searches_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable',
+           'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs',
+           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
+           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
+           'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects',
+           'searches_table', 'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs',
+           'place_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene',
+           'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
            'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
            'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
            'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff',
@@ -275,6 +275,16 @@ class ChosenSampler:
     def best(self) -> Sampler:
         "The one with the highest score; of equals the first."
         return max(self.scores, key=self.scores.get)
+
+    @property
+    def at_ends(self) -> list:  # of texts
+        "The parts of the best setting that are the smallest or the largest of those that were tried."
+        names, found = dict(steps='number of steps', w_image='w_I', w_text='w_T'), []
+        for part, name in names.items():
+            tried, own = {getattr(s, part) for s in self.scores}, getattr(self.best, part)
+            end = {max(tried): 'largest', min(tried): 'smallest'} if len(tried) > 1 else {}
+            found += [f'{end[own]} {name}'] if own in end else []
+        return found
 
 
 def sampler_scores(entries: list, samplers: list, tasks: dict) -> pd.DataFrame:  # task, steps, w_image, w_text, score
@@ -577,6 +587,15 @@ def samplers_table(run: SampledRun) -> pd.DataFrame:
             row = rows.setdefault((name, s), {'method': run.titles[name], 'sampler': sampler_words(s)})
             row[heading] = f'{score:.1f}' + ' ←' * (s == c.best)
     return pd.DataFrame(rows.values()).fillna('–')
+
+
+def ends_note(run: SampledRun) -> str:
+    "For which trainings and benchmarks the chosen setting lies at an end of those that were tried."
+    ends = [(run.titles[m], chosen_by(b, c), ', '.join(c.at_ends)) for (m, b), c in run.samplers.items() if c.at_ends]
+    if not ends:
+        return 'no chosen setting lies at an end of those that were tried'
+    of = '; '.join(f'{title}, {by}: {parts}' for title, by, parts in ends)
+    return f'chosen settings at an end of those that were tried, beyond which a better one may lie: {of}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00017
 class PrintedTable(NamedTuple):

@@ -31,6 +31,7 @@ from cis_nb.experiments.comparison import (
 from .entries import Entry, read_cached, trained_entry, untrained_methods
 from .matrix import rank_entries
 from .photo_triplets import sum_entry
+from ..methods.late_fusion import TUNED_SUM
 from .referred_search import FILTERED, base_name, condvit_at_start, filtered_method
 from ..retrieval.protocol import Benchmark, evaluate, first_images, result_rows
 from ..retrieval.statistics import bootstrap_ci
@@ -54,7 +55,7 @@ def grocery_trainings(p: dict) -> list:  # of TrainingConfig
 def chosen_sum(model, root, weights=tuple(np.linspace(0, 1, 11).round(1))) -> tuple:  # Entry, weight
     "Image + Text with the weight that has the best R@1 on the split val; the smallest of several."
     task, read = grocery_benchmark(root, 'val', ['category'], ks=(1,)).tasks['category'], TextMemory(model)
-    entries = {float(w): sum_entry('sum', model, w, True, read) for w in weights}
+    entries = {float(w): sum_entry(TUNED_SUM.name, model, w, True, read) for w in weights}
     recall = {w: (evaluate(e.method, task)[0]['rank'] == 1).mean() for w, e in entries.items()}
     best = max(recall, key=recall.get)
     found = entries[best]

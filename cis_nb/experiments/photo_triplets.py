@@ -8,9 +8,10 @@ __all__ = ['POSSESSIONS', 'PREPOSITIONS', 'FIRST_WORD_KINDS', 'RECALL_HEADS', 'B
            'corpus_overview', 'MinedSet', 'recipe_triplets', 'caption_words', 'names_word', 'check_triplets',
            'triplet_overview', 'triplet_panel', 'triplet_sheet', 'unfiltered_triplets', 'rejected_conditions',
            'triplet_task', 'triplet_tasks', 'condition_kind', 'with_stated_targets', 'describe_queries', 'check_splits',
-           'train_recipes', 'baseline_entry', 'sum_entry', 'kept_steps', 'target_ranks', 'choose_by_recall',
-           'select_lines', 'target_recall', 'recall_difference', 'format_points', 'seed_difference', 'common_kinds',
-           'recall_rows', 'seed_rows', 'recall_by_seed', 'partner_table', 'seed_table', 'kind_table', 'kind_bars']
+           'train_recipes', 'baseline_entry', 'sum_entry', 'product_entry', 'recipe_at_start', 'kept_steps',
+           'target_ranks', 'choose_by_recall', 'tuned_sum', 'select_lines', 'target_recall', 'recall_difference',
+           'format_points', 'recall_leads', 'common_kinds', 'recall_rows', 'seed_rows', 'recall_by_seed',
+           'partner_table', 'seed_table', 'kind_table', 'kind_bars']
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #dcd97492
 import json
@@ -29,11 +30,12 @@ from ..core.plotting import color, page, show_grid
 from ..core.report import progress
 from ..data.datasets import language_tools
 from ..data.image_sources import ImageSource, folder_images
-from .comparison import UNTRAINED, compare, contrast, format_uncertainty, over_seeds
-from .entries import Entry, trained_entry
-from .photos import PHOTO_SPLITS, CaptionedPhotos, captioned_photos
+from .comparison import UNTRAINED, compare, format_uncertainty, over_seeds, rival_leads
+from .entries import Entry, start_entry, trained_entry
+from .photos import CHOSEN_WEIGHT, PHOTO_SPLITS, CaptionedPhotos, captioned_photos
 from ..methods.baselines import FusionMethod, image_text, method
 from ..methods.combiner import held_out, triplet_folder
+from ..methods.late_fusion import SCORE_PRODUCT, TEXT_WEIGHTS, TUNED_SUM, ScoreProduct, cosine_ranges
 from ..methods.lincir import corpus_of
 from ..mining.captions import read_relations, relation_shards
 from ..mining.corpora import Corpus
@@ -300,6 +302,19 @@ def sum_entry(name: str, backbone, weight: float, normalise: bool = False, read:
     return Entry(FusionMethod(name=name, title=name, fuse=rule, backbone=backbone, read=read))
 
 
+def product_entry(tasks: dict, read: TextMemory) -> Entry:
+    "The score product; each cosine is rescaled by its smallest and largest value on the queries of all the tasks."
+    halves = zip(*(cosine_ranges(t, read) for t in tasks.values()))
+    image, text = ((min(low for low, _ in half), max(high for _, high in half)) for half in halves)
+    given = dict(image_range=image, text_range=text, backbone=read.backbone, read=read)
+    return Entry(ScoreProduct(name=SCORE_PRODUCT.name, title=SCORE_PRODUCT.title, **given))
+
+
+def recipe_at_start(recipe: dict, seed: int, backbone, device: str = 'auto') -> Entry:
+    "The network of a recipe before training; captions, triplets and noise leave it as it is."
+    return start_entry(settings(recipe | dict(seed=seed)), backbone, device)
+
+
 def kept_steps(entries: list) -> pd.DataFrame:
     "The step of each training that the validation kept: one line per recipe, one column per seed."
     rows = [(e.name, e.seed, json.loads((e.run / 'best.json').read_text())['step']) for e in entries]
@@ -323,6 +338,13 @@ def choose_by_recall(ranked: pd.DataFrame, methods: list, k: int = 10) -> tuple:
     hit = ranked.assign(hit=ranked['rank'] <= k).groupby(['method', 'partners']).hit.mean()
     mean = 100 * hit.groupby('method').mean()
     return max(methods, key=mean.get), mean
+
+
+def tuned_sum(tasks: dict, read: TextMemory, seed: int = 0) -> Entry:
+    "Image + Text with the one of `TEXT_WEIGHTS` that `choose_by_recall` names on validation tasks."
+    tried = {str(w): sum_entry(str(w), read.backbone, w, True, read) for w in TEXT_WEIGHTS}
+    weight, _ = choose_by_recall(target_ranks([*tried.values()], tasks, seed), list(tried))
+    return replace(tried[weight], name=TUNED_SUM.name, title=CHOSEN_WEIGHT.format(weight))
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #6e38bbd4
 def select_lines(ranked: pd.DataFrame, partners: str, methods: list, kind: str = 'all') -> pd.DataFrame:
@@ -349,10 +371,9 @@ def format_points(c: dict) -> str:
     return f'{c["diff"]:+.1f} [{c["low"]:+.1f}, {c["high"]:+.1f}]'.replace('-', '−')
 
 
-def seed_difference(ranked: pd.DataFrame, a: str, b: str, k: int = 10, seed: int = 0) -> dict:
-    "R@k of `a` minus that of `b`, mean of both kinds of partners."
-    mine = ranked[ranked.method.isin([a, b])]
-    return contrast(mine.assign(task=mine.partners), {a: 1, b: -1}, k=k, seed=seed)
+def recall_leads(ranked: pd.DataFrame, pairs: list, k: int = 10, seed: int = 0) -> dict:  # (a, b, '') -> comparison
+    "R@k of `a` minus that of `b`, mean of both kinds of partners, for each of `pairs`, corrected `by_question`."
+    return rival_leads({'': ranked.assign(task=ranked.partners)}, pairs, k=k, seed=seed)
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #a6b55d4e
 def common_kinds(ranked: pd.DataFrame, least: int = 20) -> list:

@@ -11,10 +11,10 @@ __all__ = ['AS_PUBLISHED', 'CAPTION_ORDERS', 'CHOSEN_PROMPT', 'PromptChoice', 'P
            'score_table', 'rank_table', 'order_row', 'order_table', 'group_table', 'sets_table', 'scores_of',
            'tuned_sum_of', 'validation_tasks', 'fusion_figure', 'training_steps_note', 'published_names',
            'prompt_scores', 'with_published_prompt', 'prompt_table', 'rival_pairs', 'rival_differences',
-           'leads_sentence', 'headline_leads', 'oracle_baseline', 'lead_and_oracle', 'pair_differences', 'pair_table',
-           'lead_evidence', 'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for',
-           'checked_submission', 'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr',
-           'paper_fashioniq', 'paper_pic2word_means', 'printed_and_run']
+           'leads_sentence', 'headline_leads', 'oracle_baseline', 'lead_and_oracle', 'oracle_clause',
+           'pair_differences', 'pair_table', 'lead_evidence', 'largest_lead', 'spread_queries', 'same_queries',
+           'search_table', 'entry_for', 'checked_submission', 'checked_submissions', 'best_first', 'printed_table',
+           'paper_circo', 'paper_cirr', 'paper_fashioniq', 'paper_pic2word_means', 'printed_and_run']
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #04900005
 from dataclasses import dataclass, field, replace
@@ -531,6 +531,15 @@ def lead_and_oracle(found: dict, method: str, task: str, strongest: str) -> str:
     if oracle == strongest:
         return said
     return f'{said}, {lead_in_words(found[method, oracle, task])}, which an oracle that knows the kind would choose'
+
+
+def oracle_clause(found: dict, titles: dict, method: str, task: str, strongest: str) -> str:
+    "For a headline: a method against the harder baseline that only an oracle would choose; empty if there is none."
+    c = found[method, oracle := oracle_baseline(found, method, task), task]
+    if oracle == strongest:
+        return ''
+    said = f'{titles[method]} {format_interval(c)} ({verdict_in_words(c)})'
+    return f'; against {titles[oracle]}, which scores highest on these queries: {said}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #5e6f0365
 CHOSEN_PROMPT = 'chosen for each task'
