@@ -24,7 +24,7 @@ from ..core.store import store_root
 from ..data.roots import need_file
 from .clip import DTYPES, Backbone, ImageTower, check_golden
 from .tokenizer import BOS, EOS, list_of_strings, tokenizer
-from .weights import OWN_FILE, file_shapes
+from .weights import OWN_FILE, check_tensors, file_shapes
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #0d891531
 CONFIG_FIELDS = ('num_attention_heads', 'hidden_act', 'layer_norm_eps')  # not stored with the weights
@@ -218,7 +218,9 @@ def load_blip_model(folder: Path, package) -> nn.Module:  # package: transformer
             f'{file}: these are not the weights of the BLIP in config.json: {odd} is {found.get(odd, "missing")} '
             f'in the file and {needed[odd]} in the model; get those of {BLIP_FILES["where"]}'
         )
-    model.load_state_dict({k: v for k, v in load_file(file).items() if k in needed})
+    tensors = {k: v for k, v in load_file(file).items() if k in needed}
+    check_tensors(tensors, file)
+    model.load_state_dict(tensors)
     return model
 
 # %% ../../nbs/04a_backbones/03_blip.ipynb #23ec78d0

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 import open_clip
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from .. import api
 from ..api import BackbonePlugin
 from .blip import load_blip
@@ -20,7 +20,7 @@ from cis_nb.backbones.weights import (
     build_model,
     build_text_model,
     check_activation,
-    check_floats,
+    check_tensors,
     OWN_FILE,
     register_tiny,
     tiny_folder,
@@ -34,7 +34,7 @@ def load_clip(name: str, pretrained='default', device='auto', dtype='float32', s
     "A CLIP by name, ready to encode; the parameters are those of `load_backbone`."
     w, path = weights_of(name), None if pretrained == 'none' else weights_file(name, pretrained)
     if path:
-        check_floats(path)
+        check_tensors(load_file(path), path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(w.config, str(path) if path else None).eval()

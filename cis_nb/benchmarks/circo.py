@@ -189,7 +189,7 @@ def circo_image_names(c: Circo) -> dict:  # id -> file
 def circo_image_paths(c: Circo, names: dict) -> dict:  # id -> path
     "Where the images are; those that are missing are left out."
     homes = [h for h in (c.folder / 'COCO2017_unlabeled/unlabeled2017', c.folder / 'unlabeled2017') if h.is_dir()]
-    there = {f.name: f for h in homes for f in h.iterdir()}
+    there = {f.name: f for h in homes for f in h.iterdir() if f.is_file()}
     return {i: there[n] for i, n in names.items() if n in there}
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #34266fa2

@@ -223,7 +223,8 @@ def fashioniq_image_paths(f: FashionIQ) -> dict:  # name -> path of those that a
     "The images of a list in `images/`, as .jpg or as .png."
     if not (folder := f.folder / 'images').is_dir():
         return {}
-    there = {p.stem: p for suffix in ('.png', '.jpg') for p in folder.iterdir() if p.suffix == suffix}
+    files = [p for p in folder.iterdir() if p.is_file()]
+    there = {p.stem: p for suffix in ('.png', '.jpg') for p in files if p.suffix == suffix}
     return {n: there[n] for n in f.names if n in there}
 
 

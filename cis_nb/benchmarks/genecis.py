@@ -244,7 +244,7 @@ def image_file_names(root, task: str) -> dict:  # file stem -> path
         for f in folders
         if (Path(root) / f).is_dir()
         for p in (Path(root) / f).iterdir()
-        if p.suffix.lower() in ('.jpg', '.jpeg', '.png')
+        if p.suffix.lower() in ('.jpg', '.jpeg', '.png') and p.is_file()
     }
     return found or {'': need_file(Path(root) / folders[0] / '*.jpg', **about)}
 

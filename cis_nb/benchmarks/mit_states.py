@@ -68,11 +68,11 @@ def read_states(root) -> States:
             leave(why)
             continue
         files = sorted(p.name for p in sub.iterdir() if not p.name.startswith('.'))
-        jpgs = [f for f in files if f.endswith('.jpg')]
+        jpgs = [f for f in files if f.endswith('.jpg') and (sub / f).is_file()]
         if not jpgs:
             leave('folders without a photograph')
         if len(jpgs) < len(files):
-            leave('files that are not .jpg', len(files) - len(jpgs))
+            leave('entries that are no .jpg file', len(files) - len(jpgs))
         if len(named := list(filter(is_utf8, jpgs))) < len(jpgs):
             leave(_FOREIGN.format('photographs'), len(jpgs) - len(named))
         rows += [(f'{sub.name}/{f}', *words) for f in named]
@@ -165,7 +165,7 @@ def drawn(
 def _extra(states: States, text: str, described: str) -> str:
     "The notes of a protocol on texts, on the draw and on files left out."
     counted = (
-        'files that are not .jpg',
+        'entries that are no .jpg file',
         'test nouns without a folder',
         *map(_FOREIGN.format, ('folders', 'photographs')),
     )

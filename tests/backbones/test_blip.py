@@ -396,6 +396,16 @@ def test_it_is_not_trained_saved_or_opened(b, tmp_path):
 # --- folders that are none
 
 
+def change_weights(change):
+    "A function that changes the bias of the vision projection in a folder's weights."
+
+    def spoil(folder):
+        t = load_file(folder / 'model.safetensors')
+        save_file(t | {'vision_proj.bias': change(t['vision_proj.bias'])}, folder / 'model.safetensors')
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     'spoil, words',
     [
@@ -421,12 +431,13 @@ def test_it_is_not_trained_saved_or_opened(b, tmp_path):
             'text_proj.weight is missing in the file',
         ),
         (
-            lambda d: save_file(
-                {k: v[:5] if k == 'vision_proj.bias' else v for k, v in load_file(d / 'model.safetensors').items()},
-                d / 'model.safetensors',
-            ),
+            change_weights(lambda t: t[:5]),
             r'vision_proj.bias is \(5,\) in the file and \(12,\) in the model',
         ),
+        (change_weights(lambda t: t.int()), 'vision_proj.bias holds torch.int32, weights are floats'),
+        (change_weights(lambda t: t.to(torch.float8_e4m3fn)), 'vision_proj.bias holds torch.float8_e4m3fn'),
+        (change_weights(lambda t: t * float('nan')), 'vision_proj.bias holds NaN or infinite numbers'),
+        (change_weights(lambda t: t + float('inf')), 'vision_proj.bias holds NaN or infinite numbers'),
         (
             lambda d: (d / 'vocab.txt').write_text((d / 'vocab.txt').read_text().replace('$\n', '¢\n')),
             r'\$ is no piece of it',

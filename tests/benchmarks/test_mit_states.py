@@ -121,6 +121,7 @@ def test_what_is_no_photograph_is_counted(tmp_path):
     images = tmp_path / 'mit-states/images'
     (images / 'blue cat/2.png').write_bytes(b'')
     (images / 'blue cat/3.JPG').write_bytes(b'')
+    (images / 'blue cat/4.jpg').symlink_to('nowhere')
     (images / 'blue cat/.hidden.jpg').write_bytes(b'')
     (images / 'loose.jpg').write_bytes(b'')
     (images / '.git').mkdir()
@@ -133,7 +134,7 @@ def test_what_is_no_photograph_is_counted(tmp_path):
     )
     assert states.left_out == {
         'folders that are not named by two words': 4,
-        'files that are not .jpg': 2,
+        'entries that are no .jpg file': 3,
         'folders without an adjective ("adj …")': 1,
         'folders without a photograph': 1,
     }
@@ -144,7 +145,7 @@ def test_what_is_no_photograph_is_counted(tmp_path):
         and mine.left_out['test nouns without a folder'] == 1
     )
     b = load_mitstates(tmp_path)
-    assert len(b) == 4 and '2 files that are not .jpg' in str(b.protocol)
+    assert len(b) == 4 and '3 entries that are no .jpg file' in str(b.protocol)
     assert b.load('red cat/0.jpg').size == (9, 7)
 
 

@@ -17,11 +17,14 @@ from lrvsf_files import Hand
 from photo_folders import folder, image, refuse, side_by_side, write_tar
 
 from cis_nb.backbones.features import image_features
+from cis_nb.benchmarks.circo import load_circo
+from cis_nb.benchmarks.fashioniq import load_fashioniq
+from cis_nb.benchmarks.genecis import load_genecis
 from cis_nb.benchmarks.grocery import read_grocery
 from cis_nb.benchmarks.lrvsf import read_lrvsf
 from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images
+from cis_nb.benchmarks.mit_states import load_mitstates
 from cis_nb.data.image_folders import read_photos
-from cis_nb.data.image_sources import image_files
 from cis_nb.data.packed import packed_folder
 from cis_nb.world.grocery import grocery_root
 
@@ -212,15 +215,76 @@ def test_images(tmp_path):
         pixels = np.load(at / 'images.npy')[table.row]
         return (list(table.key), pixels), {k: len(v) for k, v in about['skipped'].items()}
 
-    def features():
-        paths = {f'{i:03}': root / f'{i:03}.jpg' for i in range(4)}
-        source = image_files(paths, {i: p for i, p in paths.items() if p.exists()}, paths.get, 'photos')
-        found = image_features(Backbone(), source.ids, source.load, source.key)
-        return [found.array[found.index[i]] for i in found.ids], found.counts
+    assert attack('images', root / '001.jpg', packed, [image_changes], names=['photos']) == []
 
-    path = root / '001.jpg'
-    for read in (packed, features):
-        assert attack('images', path, read, [image_changes], names=['photos']) == []
+
+def item(number) -> dict:
+    return dict(val_image_id=number)
+
+
+def circo_entry(number, *targets) -> dict:
+    texts = dict(relative_caption='is red', shared_concept='a dog', semantic_aspects=[])
+    return dict(id=number, reference_img_id=0, target_img_id=targets[0], gt_img_ids=targets, **texts)
+
+
+BENCHMARKS = {  # annotations, images of which the last is attacked, reader
+    'genecis': (
+        {
+            'genecis/change_object.json': [
+                dict(reference=item(0), target=item(t), gallery=[item(2)], condition='dog') for t in (1, 3)
+            ]
+        },
+        [f'val2017/{i:012}.jpg' for i in (0, 2, 3, 1)],
+        lambda root: load_genecis(root, 'change_object'),
+    ),
+    'circo': (
+        {
+            'circo/annotations/val.json': [circo_entry(0, 1, 2), circo_entry(1, 3)],
+            'circo/annotations/image_info_unlabeled2017.json': dict(
+                images=[dict(id=i, file_name=f'{i}.jpg') for i in range(4)]
+            ),
+        },
+        [f'circo/unlabeled2017/{i}.jpg' for i in (0, 2, 3, 1)],
+        load_circo,
+    ),
+    'fashioniq': (
+        {
+            'fashioniq/captions/cap.dress.val.json': [
+                dict(candidate='0', target=t, captions=['is red', 'is long']) for t in ('1', '2')
+            ],
+            'fashioniq/image_splits/split.dress.val.json': ['0', '1', '2'],
+        },
+        [f'fashioniq/images/{i}.jpg' for i in (0, 2, 1)],
+        load_fashioniq,
+    ),
+    'mitstates': (
+        {},
+        [f'mit-states/images/{state} fish/{i}.jpg' for state in ('raw', 'big') for i in (0, 1)],
+        load_mitstates,
+    ),
+}
+
+
+@pytest.mark.parametrize('name', BENCHMARKS)
+def test_images_of_benchmarks(tmp_path, name):
+    annotations, images, load = BENCHMARKS[name]
+    for path in map(tmp_path.joinpath, (*annotations, *images)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in annotations.items():
+        (tmp_path / file).write_text(json.dumps(content))
+    for i, file in enumerate(images):
+        (tmp_path / file).write_bytes(image(i))
+
+    def read():
+        task = load(tmp_path)
+        found = image_features(Backbone(), task.images, task.load, task.key)
+        features = [found.array[found.index[i]] for i in found.ids]
+        return features, [found.counts, task.protocol.coverage, task.protocol.extra]
+
+    free = 'gone' if name == 'mitstates' else ''  # its folders may hold any number of images
+    path = tmp_path / images[-1]
+    assert attack('images', path, read, [image_changes], names=[path.parent.name], valid_too=free) == []
+    assert not COUNTS['images']['clear error']  # the others are read
 
 
 PARTS = ('products_simple_metadata.parquet', 'products_complex_metadata.parquet', 'distractors_test_metadata.parquet')
