@@ -47,7 +47,7 @@ from cis_nb.experiments.comparison import (
     lead_in_words,
     rival_leads,
     task_mean,
-    verdict,
+    verdict_in_words,
 )
 from .entries import CONTROL_TITLES
 from .genecis import GenecisTasks
@@ -187,7 +187,7 @@ def ablation_table(per_query, leads: dict) -> pd.DataFrame:
         row |= {
             'this run, against': names[rival_of(v)] if v in leads else '–',
             'difference': format_interval(leads[v]) if v in leads else '–',
-            ' ': verdict(leads[v]) if v in leads else '',
+            ' ': verdict_in_words(leads[v]) if v in leads else '',
         }
         rows.append(row)
     return pd.DataFrame(rows)

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'benchmarks_of', 'drawing_of', 'set_root', 'load_set', 'load_sets',
            'run_composed', 'chance_recalls', 'composed_overview', 'composed_table', 'composed_leads', 'judged',
-           'composed_finding', 'kinds_of', 'by_kind', 'against_chance', 'sentence_groups', 'group_tasks', 'with_groups',
-           'sorted_edits', 'edit_table', 'trainings_and_fusions', 'edit_bars', 'chance_line', 'submission',
-           'submission_files', 'example_entry', 'entry_strips']
+           'composed_finding', 'kinds_of', 'by_kind', 'sentence_groups', 'group_tasks', 'with_groups', 'sorted_edits',
+           'edit_table', 'trainings_and_fusions', 'edit_bars', 'submission', 'submission_files', 'example_entry',
+           'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
 from dataclasses import replace
@@ -177,14 +177,6 @@ def by_kind(
     rows = [(k, m, *bootstrap_ci(g[m], seed=seed, families=families_of(g)), len(g)) for k, g in groups for m in methods]
     return pd.DataFrame(rows, columns=columns)
 
-
-def against_chance(
-    table, method: str, guess: float
-) -> dict:  # kind -> 'more' or 'less' often than chance, or 'as' often
-    "How a method compares with chance, by the intervals."
-    mine = table[table.method == method]
-    return {r.kind: 'more' if r.low > guess else 'less' if r.high < guess else 'as' for r in mine.itertuples()}
-
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #b91e189a
 def sentence_groups(kinds: dict) -> dict:  # query id -> 'edits' or 'descriptions'
     "What each sentence does, from its kind (`kinds_of`): edit the reference or describe the target."
@@ -240,19 +232,6 @@ def edit_bars(edits: pd.DataFrame, titles: dict, guess: float = 20.0):
     ax.legend(ncols=4, loc='upper center', fontsize=8)
     ax.grid(axis='y')
     return fig
-
-# %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #fce407d8
-def chance_line(edits: pd.DataFrame, method: str, title: str, guess: float = 20.0) -> str:
-    "The kinds of edit on which a method is above chance, below chance, or neither."
-    side = against_chance(edits, method, guess)
-
-    def kinds_with(s):
-        return ', '.join(k for k in sorted_edits(edits) if side.get(k) == s) or 'none'
-
-    return (
-        f'- {title}: above chance **{kinds_with("more")}**; below chance {kinds_with("less")}; undecided'
-        f' {kinds_with("as")}.'
-    )
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #f128d21a
 def submission(entry: Entry, benchmark: str, root: Path) -> tuple:  # the folder; file, bytes, queries, score

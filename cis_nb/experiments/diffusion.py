@@ -1625,7 +1625,7 @@ def against_baselines(run: MatrixRun, found: dict) -> str:
     said = [verdict(found[pair]) for pair in strongest_pairs(run, found)]
     better, worse = said.count('better'), said.count('worse')
     counts = f'better on {better} of {len(said)}, worse on {worse}'
-    return f'against the baseline that validation chose for each benchmark {counts}'
+    return f'against the baseline that validation chose for each benchmark (corrected within it) {counts}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
 def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison

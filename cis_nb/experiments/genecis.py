@@ -31,6 +31,7 @@ from cis_nb.experiments.comparison import (
     UNTRAINED,
     chance,
     compare,
+    corrected,
     format_uncertainty,
     lead_in_words,
     rival_leads,
@@ -40,6 +41,7 @@ from cis_nb.experiments.comparison import (
     paper_numbers,
     uncertainty_bounds,
     verdict,
+    verdict_in_words,
 )
 from .entries import Entry, compared_methods, judged_pairs, read_cached, untrained_methods
 from cis_nb.methods.late_fusion import (
@@ -315,12 +317,15 @@ IN_ORDER = ('image_only', 'text_only', ONE_WEIGHT, *BASELINES)  # of these a fin
 
 
 def order_line(per_query, results, titles: dict, seed=0) -> str:
-    "The methods of `IN_ORDER` and chance by mean R@1; ≈ between neighbours whose difference is undecided."
+    """The methods of `IN_ORDER` and chance by mean R@1; ≈ between neighbours whose difference is undecided, after a
+    correction over all neighbours."""
     mean = results[results.k == 1].groupby('method', sort=False).tail(1)
     order = mean[mean.method.isin(IN_ORDER)].sort_values('value', ascending=False)
     if not len(order):
         return 'nothing to evaluate'
-    sure = [verdict(compare(per_query, a, b, seed=seed)) == 'better' for a, b in zip(order.method, order.method[1:])]
+    pairs = zip(order.method, order.method[1:])
+    found = corrected({(a, b): compare(per_query, a, b, seed=seed) for a, b in pairs})
+    sure = [verdict(c) == 'better' for c in found.values()]
     guess = chance(per_query).mean()
     words = [
         f'{titles[r.method]} {r.value:.1f}{" > " if s else " ≈ "}'
@@ -428,13 +433,14 @@ def recall_bars(results, per_query, titles: dict):
     return fig
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #4547e19a
-VERDICT_PHRASES = {'better': 'is better than', 'worse': 'is worse than', 'undecided': 'is undecided against'}
+VERDICT_PHRASES = {'better': 'is better than', 'worse': 'is worse than'}
 
 
 def comparison_sentence(c: dict, titles: dict) -> str:
     "One sentence on a comparison from `compare`: verdict, difference and interval."
+    said = VERDICT_PHRASES.get(verdict(c), f'{verdict_in_words(c)} against')
     return (
-        f'{titles[c["a"]]} **{VERDICT_PHRASES[verdict(c)]}** {titles[c["b"]]}: {c["diff"]:+.1f} points, '
+        f'{titles[c["a"]]} **{said}** {titles[c["b"]]}: {c["diff"]:+.1f} points, '
         f'95 % interval {c["low"]:+.1f} to {c["high"]:+.1f}, {c["n"]:,} queries, references redrawn.'
     )
 

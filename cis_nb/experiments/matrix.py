@@ -302,5 +302,6 @@ def leads_finding(judged: dict, titles: dict, labels: dict, seeds: int) -> str:
     by_name = f'. Better: {"; ".join(ahead)}' if ahead else ''
     of = f'{seeds} seed{"s" * (seeds > 1)} each'
     return (
-        f'{len(said)} comparisons of a trained method with the baseline chosen by validation, {of}: {counts}{by_name}'
+        f'{len(said)} comparisons of a trained method with the baseline chosen by validation, {of}, corrected within'
+        f' the rivals of one method on one benchmark: {counts}{by_name}'
     )

@@ -190,11 +190,7 @@ def test_kinds_are_counted_apart(run):
     assert dict(table.groupby('kind').n.first()) == dict(add=30, remove=30) and set(
         table.value[table.method == 'text_only']
     ) == {100.0}
-    assert (
-        set(cm.against_chance(table, 'text_only', 20.0).values()) == {'more'}
-        and cm.kinds_of(run.root / 'nowhere', 'val') == {}
-        and cm.by_kind(found, {}).empty
-    )
+    assert cm.kinds_of(run.root / 'nowhere', 'val') == {} and cm.by_kind(found, {}).empty
 
 
 def test_guesses_count_several_right_answers(run):

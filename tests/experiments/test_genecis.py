@@ -253,3 +253,27 @@ def test_a_broken_file_is_an_error_and_not_a_missing_task(folder):
     (folder / 'genecis' / 'focus_object.json').write_text('[{"reference":')
     with pytest.raises(ValueError, match='not JSON'):
         ev.load_genecis_tasks(folder, ['focus_object'])
+
+
+def test_neighbours_in_the_order_are_corrected_together(monkeypatch):
+    "One of three differences with p = 0.03 is no order; of one alone it is."
+    found = dict(low=0.1, high=2.0, p=0.03)
+    monkeypatch.setattr(ev, 'compare', lambda per_query, a, b, **kw: dict(found))
+    methods = ['image_text', 'image_text_tuned', 'image_only', 'text_only']
+    results = pd.DataFrame([dict(method=m, k=1, value=40.0 - i, ci_low=35.0 - i) for i, m in enumerate(methods)])
+    queries = pd.DataFrame(dict(task=['a'], gallery_size=[10]))
+    said = [ev.order_line(queries, results.iloc[:n], {m: m for m in methods}) for n in (4, 2)]
+    assert said[0].count(' ≈ ') == 3 and said[1].startswith('image_text 40.0 > image_text_tuned 39.0 > chance 10.0')
+
+
+@pytest.mark.parametrize(
+    'more, said',
+    [
+        (dict(p_corrected=0.01), 'is better than'),
+        (dict(p_corrected=0.06), 'undecided by Holm against'),
+        (dict(p_corrected=0.06, low=-0.5, needed=90), 'too few queries against'),
+    ],
+)
+def test_a_sentence_has_each_verdict(more, said):
+    c = dict(a='x', b='y', diff=1.0, low=0.5, high=2.0, n=9, p=0.01) | more
+    assert ev.comparison_sentence(c, dict(x='X', y='Y')).startswith(f'X **{said}** Y: +1.0 points')
