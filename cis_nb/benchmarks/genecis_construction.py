@@ -34,7 +34,7 @@ from cis_nb.benchmarks.genecis import (
     write_templates,
 )
 from ..core.documents import Document, open_regular, read_json
-from ..core.store import stored
+from ..core.store import stored, stored_json, stored_table
 from ..data.roots import dataset_root, need_file
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #6fde4f0a
@@ -745,6 +745,6 @@ def read_built(folder, task: str) -> BuiltTask:
     return BuiltTask(
         task,
         read_templates(at / f'{task}.json'),
-        pd.read_parquet(at / f'{task}.details.parquet'),
-        json.loads((at / f'{task}.dropped.json').read_text()),
+        stored_table(at / f'{task}.details.parquet'),
+        stored_json(at / f'{task}.dropped.json', dict),
     )

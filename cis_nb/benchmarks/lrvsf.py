@@ -27,7 +27,7 @@ from ..api import BenchmarkPlugin, MainMetric
 from ..core.documents import parse_json, regular
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_json
 from ..data.image_folders import Skipped, contents_key, folder_key, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -347,7 +347,7 @@ def _reject_copies(folder: Path, split: str, pairs, distractors, places: dict, r
     kept = stored(
         'checks', f'lrvsf-{split}', {}, lambda to: _write_copies(to, read, products, others), [fingerprint(key)]
     )
-    if copies := json.loads((kept / 'copies.json').read_text()):
+    if copies := stored_json(kept / 'copies.json', list[list[str]]):
         raise ValueError(
             f'{folder}: distractor {copies[0][0]!r} is the same file as {copies[0][1]!r} of the queries; '
             f'{len(copies)} such distractors: remove them'

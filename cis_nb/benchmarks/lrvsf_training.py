@@ -35,7 +35,7 @@ from cis_nb.benchmarks.lrvsf import (
 from ..core.documents import Document, regular
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import add_note, fingerprint, read_notes, stored, stored_array, sync_tree
+from ..core.store import add_note, fingerprint, read_notes, stored, stored_array, stored_table, sync_tree
 from ..data.image_folders import Skipped, contents_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -219,7 +219,7 @@ def lrvsf_training_images(root, split: str = 'train', size: int = 224) -> Traini
         [contents_key({p.name: regular(p) for p in paths})],
         resume=True,
     )
-    rows = [pd.read_parquet(p) for p in sorted(packed.glob('images-*.parquet'))]
+    rows = [stored_table(p) for p in sorted(packed.glob('images-*.parquet'))]
     table, skipped = pd.concat(rows, ignore_index=True), Skipped()
     for note in read_notes(packed / 'shards.jsonl'):
         for reason, names in note['skipped'].items():

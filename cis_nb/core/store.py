@@ -6,8 +6,8 @@
 __all__ = ['MANY_FILES', 'project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'StorageFault',
            'storage_faults_named', 'temporary_folder', 'fresh_processes', 'end_with_parent', 'fresh_pool', 'Manifest',
            'manifest', 'sync_tree', 'replace_synced', 'write_atomic', 'write_export', 'reserve', 'new_array',
-           'announced_lock', 'stored', 'add_note', 'read_notes', 'stored_array', 'Begun', 'unfinished_work',
-           'delete_unfinished', 'verified_work']
+           'announced_lock', 'stored', 'add_note', 'read_notes', 'stored_array', 'stored_table', 'stored_json', 'Begun',
+           'unfinished_work', 'delete_unfinished', 'verified_work']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
 import atexit
@@ -37,7 +37,7 @@ import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
 from .code import code_version, import_closure, modules_of, path_hash
-from .documents import Document, check_document, read_json, regular
+from .documents import Document, check_document, parse_json, read_json, regular
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
 def project_root() -> Path:
@@ -520,14 +520,18 @@ def _open_array(path: Path, dtype, shape: tuple) -> np.ndarray:
     return found
 
 
+def _made_again(path) -> str:
+    "The remedy for a damaged file of finished work."
+    return f'delete the folder {Path(path).parent} and run again: it is made again'
+
+
 def stored_array(
     path,  # an .npy file, or one of bare numbers
     dtype,
     shape: tuple,  # None: any length
 ) -> np.ndarray:
     "An array of finished work, mapped from disk; ValueError with the remedy unless it has that type and shape."
-    path, dtype = Path(path), np.dtype(dtype)
-    remedy = f'delete the folder {path.parent} and run again: it is made again'
+    path, dtype, remedy = Path(path), np.dtype(dtype), _made_again(path)
     try:
         found = _open_array(path, dtype, shape)
     except Exception as e:  # whatever a damaged header raises
@@ -537,6 +541,25 @@ def stored_array(
         lengths = str(tuple(shape)).replace('None', 'any')
         raise ValueError(f'{path} holds {found.dtype} of shape {found.shape}, not {dtype} of shape {lengths}; {remedy}')
     return found
+
+# %% ../../nbs/00a_core/01_store.ipynb #5a7b1c04
+def stored_table(path, columns: list = None):  # -> DataFrame
+    "A parquet file of finished work, of all or some columns; ValueError with the remedy if it cannot be read."
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(regular(path), columns=columns)
+    except Exception as e:  # whatever a damaged file raises
+        raise ValueError(f'{path} cannot be read as a table ({e}); {_made_again(path)}') from e
+
+
+def stored_json(path, kind=object):
+    "The content of a JSON file of finished work, of the type `kind`; ValueError with the remedy unless it is that."
+    try:
+        text = regular(path).read_text(encoding='utf-8')
+    except (OSError, ValueError) as e:
+        raise ValueError(f'{path} cannot be read ({e}); {_made_again(path)}') from e
+    return parse_json(text, kind, path, _made_again(path))
 
 # %% ../../nbs/00a_core/01_store.ipynb #835e88ef
 def _in_use(lock: Path) -> bool:

@@ -6,7 +6,6 @@
 __all__ = ['ImageSource', 'folder_squares', 'whole_images', 'folder_images', 'image_files', 'image_folder', 'union']
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #c90f7dc2
-import json
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +14,14 @@ from pathlib import Path
 from typing import Callable
 
 import numpy as np
-import pandas as pd
 from PIL import Image
 
 from ..core.documents import open_regular
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, new_array, stored, stored_array
+from ..core.store import fingerprint, new_array, stored, stored_array, stored_table
 from .image_folders import IMAGE_SUFFIXES, Place, Skipped, contents_key, files_below, is_image
-from .packed import center_square, open_image, packed_folder, packed_table
+from .packed import center_square, open_image, packed_about, packed_folder, packed_table
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #702a10c1
 def _write_squares(folder: Path, ids: list, load: Callable, size: int, name: str):
@@ -72,7 +70,7 @@ class ImageSource:
 def folder_squares(root, size: int) -> tuple:
     "A folder of images as squares, packed_folder on first use: array (N,3,size,size) uint8, {id: row}."
     folder = packed_folder(root, size)
-    table = pd.read_parquet(folder / 'images.parquet', columns=['key', 'row'])
+    table = stored_table(folder / 'images.parquet', ['key', 'row'])
     array = stored_array(folder / 'images.npy', np.uint8, (None, 3, size, size))
     return array, dict(zip(table.key, table.row))
 
@@ -81,7 +79,7 @@ def whole_images(root, size: int) -> ImageSource:
     "The images of `folder_images` as they are in their files, not cut to squares."
     folder = packed_folder(root, size)
     table = packed_table(folder, root).set_index('key')[list(Place._fields)]
-    key = json.loads((folder / 'about.json').read_text())['key']
+    key = packed_about(folder)['key']
 
     def load(name):
         return open_image(Place(*table.loc[name]).read())
@@ -96,7 +94,7 @@ def folder_images(root, size: int) -> ImageSource:
     def load(name):
         return Image.fromarray(images[index[name]].transpose(1, 2, 0))
 
-    key = json.loads((packed_folder(root, size) / 'about.json').read_text())['key']
+    key = packed_about(packed_folder(root, size))['key']
     return ImageSource(list(index), load, key, Path(root).name, partial(folder_squares, root))
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #756e0de4

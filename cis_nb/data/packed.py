@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'MAX_ASPECT', 'PACK_CHUNK', 'open_image', 'center_square', 'pack_rows', 'pack', 'packed_folder',
-           'packed_table', 'CaptionedImages', 'evaluation_images']
+           'PackedAbout', 'packed_about', 'packed_table', 'CaptionedImages', 'evaluation_images']
 
 # %% ../../nbs/00b_data/02_packed.ipynb #afabfe5b
 import io
@@ -20,8 +20,19 @@ import pandas as pd
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ..core.documents import Document
 from ..core.report import progress
-from ..core.store import add_note, fingerprint, machine, new_array, read_notes, stored, stored_array
+from cis_nb.core.store import (
+    add_note,
+    fingerprint,
+    machine,
+    new_array,
+    read_notes,
+    stored,
+    stored_array,
+    stored_json,
+    stored_table,
+)
 from .image_folders import Place, Skipped, folder_key, read_photos
 from .roots import data_root
 
@@ -123,9 +134,22 @@ def packed_folder(root, size: int, workers: int = None) -> Path:
     return stored('squares', f'{root.name}-{size}', dict(size=size), build, inputs=[folder_key(root)], resume=True)
 
 # %% ../../nbs/00b_data/02_packed.ipynb #12794d79
+class PackedAbout(Document):
+    "What about.json of a packed folder says."
+
+    layout: str
+    key: str  # fingerprint of the images, their captions and splits
+    skipped: dict[str, list[str]]  # reason -> names
+
+
+def packed_about(folder: Path) -> dict:
+    "What a packed folder says about itself; ValueError with the remedy for a damaged file."
+    return stored_json(folder / 'about.json', PackedAbout)
+
+
 def packed_table(folder: Path, root) -> pd.DataFrame:
     "One row per image of a packed folder: key, split, captions, its row in the array, and its place below `root`."
-    table = pd.read_parquet(folder / 'images.parquet')
+    table = stored_table(folder / 'images.parquet')
     return table.assign(file=[str(data_root(root) / f) for f in table.file])
 
 # %% ../../nbs/00b_data/02_packed.ipynb #bf5678bf
@@ -137,7 +161,7 @@ class CaptionedImages:
 
     def __init__(self, root, split: str = 'train', image_size: int = 64, workers: int = None):
         self.folder, self.split, self.name = packed_folder(root, image_size, workers), split, data_root(root).name
-        about = json.loads((self.folder / 'about.json').read_text())
+        about = packed_about(self.folder)
         self.layout, self.key, self.skipped = about['layout'], about['key'], Skipped(about['skipped'])
         table = packed_table(self.folder, root)
         self.splits = table.split.value_counts().to_dict()
@@ -178,5 +202,5 @@ class CaptionedImages:
 # %% ../../nbs/00b_data/02_packed.ipynb #ec1a6b86
 def evaluation_images(root, image_size: int = 64) -> CaptionedImages:
     "The test split, or the validation split where there is no test split."
-    splits = pd.read_parquet(packed_folder(root, image_size) / 'images.parquet', columns=['split']).split
+    splits = stored_table(packed_folder(root, image_size) / 'images.parquet', ['split']).split
     return CaptionedImages(root, 'test' if 'test' in set(splits) else 'val', image_size)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from ..core.report import progress
 from ..core.code import loader_version
-from ..core.store import fingerprint, new_array, stored, stored_array
+from ..core.store import fingerprint, new_array, stored, stored_array, stored_json
 from .image_folders import Skipped
 from .image_sources import ImageSource
 
@@ -190,7 +190,7 @@ def white_squares(
         inputs=[images.key],
     )
     index = {i: row for row, i in enumerate(images.ids)}
-    damaged = [images.ids[row] for row in json.loads((folder / 'damaged.json').read_text())]
+    damaged = [images.ids[row] for row in stored_json(folder / 'damaged.json', list[int])]
     if damaged and skipped is None:
         raise ValueError(
             f'{images.name}: {len(damaged)} images cannot be read (the first: {damaged[0]!r}); replace them'

@@ -9,7 +9,6 @@ __all__ = ['WORLD', 'PUBLISHED_DATA', 'SOURCES', 'WORLD_VERSIONS', 'ANNOTATION_S
 
 # %% ../../nbs/00b_data/00_roots.ipynb #e6f49935
 import errno
-import json
 import os
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,7 +16,7 @@ from pathlib import Path
 from ..core.experiment_files import texts_in
 from ..core.documents import brief
 from ..core.parameters import is_utf8, one_of
-from ..core.store import store_root
+from ..core.store import store_root, stored_json
 from ..world.composed import composed_root
 
 # %% ../../nbs/00b_data/00_roots.ipynb #91cfa43b
@@ -296,6 +295,6 @@ def world_name(path) -> str:
     if not path.is_relative_to(worlds) or path == worlds:
         return ''
     root = worlds / path.relative_to(worlds).parts[0]
-    drawn = json.loads((root / 'manifest.json').read_text(encoding='utf-8'))['params']
+    drawn = stored_json(root / 'manifest.json', dict)['params']
     only = f', {drawn["sentences"]} only' if drawn.get('sentences', 'mixed') != 'mixed' else ''
     return f'world {drawn["seed"]}{only}'

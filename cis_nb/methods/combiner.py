@@ -13,7 +13,6 @@ __all__ = ['COMBINER_SCHEME', 'TRAINED_TOWERS', 'NEGATIVES', 'COMBINER_LAYERS', 
            'training_rates']
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #ec59e4d4
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +37,10 @@ from ..core.documents import Document
 from ..core.experiment_files import names_experiment, trained_weights
 from ..core.parameters import one_of
 from ..core.plotting import show_grid
-from ..core.store import fingerprint, write_export
+from ..core.store import fingerprint, stored_table, write_export
 from ..data.augmentation import random_crops, random_shift_brightness, stored_size
 from ..data.image_sources import ImageSource, folder_images
-from ..data.packed import packed_folder
+from ..data.packed import packed_about, packed_folder
 from ..data.datasets import captions_root
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
@@ -702,7 +701,7 @@ def training_data(c: CombinerConfig, backbone) -> TripletData:
         return synthetic_triplets(synthetic_shards(backbone, c), tasks, c.redrawn)
     size = backbone.image_size
     table, images = (
-        pd.read_parquet(triplet_folder(c) / 'triplets.parquet'),
+        stored_table(triplet_folder(c) / 'triplets.parquet'),
         folder_images(captions_root(c.data, c.world_images), size),
     )
     others = {'attributes': c.attributes, f'{c.rules} rules': c.rules != 'own', 'literal ratings': c.ratings != 'auto'}
@@ -803,8 +802,8 @@ class CombinerPlugin(Plugin):
     def inputs(self, backbone, config) -> list:
         found = []
         if config.triplets == 'mined':
-            photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size) / 'about.json'
-            found += [triplet_folder(config), json.loads(photos.read_text())['key']]
+            photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size)
+            found += [triplet_folder(config), packed_about(photos)['key']]
         if config.triplets == 'synthetic':
             found.append(synthetic_shards(backbone, config).key)
         splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')

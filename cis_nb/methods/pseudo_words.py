@@ -30,7 +30,7 @@ from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.documents import Document
 from ..core.parameters import one_of
-from ..core.store import write_export
+from ..core.store import stored_table, write_export
 from ..data.augmentation import stored_size
 from ..data.image_sources import ImageSource, folder_images, whole_images
 from ..data.packed import packed_folder
@@ -330,7 +330,7 @@ class PseudoWordObjective(RetrievalValidation):
 def training_images(backbone, data: str, world_images: int) -> ImageSource:
     "The images of the training split that `data` names: squares, or whole ones for a backbone that pads them."
     root, size = captions_root(data, world_images), stored_size(backbone.image_size)
-    table = pd.read_parquet(packed_folder(root, size) / 'images.parquet', columns=['key', 'split'])
+    table = stored_table(packed_folder(root, size) / 'images.parquet', ['key', 'split'])
     source = whole_images if padding_of(backbone) else folder_images
     return source(root, size).only(table.query('split=="train"').key.tolist())
 

@@ -26,7 +26,7 @@ from ..data.roots import WORLD, data_root
 from ..core.documents import brief, read_text
 from ..core.plotting import show_grid
 from ..core.report import progress
-from ..core.store import replace_synced, stored, stored_array
+from ..core.store import replace_synced, stored, stored_array, stored_json
 from ..backbones.clip import no_placeholder
 from ..backbones.features import l2_normalize
 from ..backbones.features import fill_blocks, precision, text_features
@@ -262,7 +262,7 @@ def write_phrases(folder: Path, names, write, portion: int = 64):
                 json.dumps({c: write(i, c) for i, c in enumerate(names[at : at + portion], at)}), encoding='utf-8'
             )
             replace_synced(folder / 'writing', part)
-        written |= json.loads(part.read_text(encoding='utf-8'))
+        written |= stored_json(part, dict[str, list[str]])
     good = {c: ps for c, ps in written.items() if all('$' in insert_placeholder(p, c) for p in ps)}
     if not good:
         raise ValueError(
@@ -328,7 +328,7 @@ class Phrases:
 # %% ../../nbs/04b_methods/07_searle.ipynb #b829a028
 def read_phrases(backbone, folder) -> Phrases:
     "Phrases and their features."
-    written = json.loads((Path(folder) / 'phrases.json').read_text(encoding='utf-8'))
+    written = stored_json(Path(folder) / 'phrases.json', dict[str, list[str]])
     return Phrases(
         list(written),
         list(written.values()),

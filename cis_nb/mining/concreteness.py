@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from ..core.documents import read_bytes
 from ..core.parameters import one_of
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_table
 from ..data.roots import WORLD, data_root, need_file
 from ..world.captions import THING_NOUNS
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
@@ -138,7 +138,7 @@ def concreteness(source='auto') -> dict:
 
     order = fingerprint([*ratings.items()])  # of words with the same plural, `literal_plurals` takes the last
     folder = stored('ratings', Path(source).stem, dict(plurals=plurals.__name__), build, [order, version('inflect')])
-    return dict(pd.read_parquet(folder / 'ratings.parquet').itertuples(index=False, name=None))
+    return dict(stored_table(folder / 'ratings.parquet').itertuples(index=False, name=None))
 
 # %% ../../nbs/03_mining/02_concreteness.ipynb #afe9a555
 LOOKUPS, FILTERS = ('exact', 'words'), ('six', 'four', 'relation', 'none')

@@ -49,7 +49,7 @@ from pydantic import Field
 from ..core.documents import Document, read_json, regular
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress
-from ..core.store import fingerprint, stored, stored_array, write_atomic
+from ..core.store import fingerprint, stored, stored_array, stored_json, write_atomic
 from ..data.image_folders import clean_caption
 from ..data.roots import WORLD, find_data
 from cis_nb.mining.captions import (
@@ -367,7 +367,7 @@ def term_list(captions: Path, min_count: int = 5, max_terms: int = 586_369) -> p
 
     settings = dict(min_count=min_count, max_terms=max_terms)
     folder = stored('terms', captions.name[:40], settings, build, [captions / 'shards.json'])
-    kept = json.loads((folder / 'terms.json').read_text(encoding='utf-8'))
+    kept = stored_json(folder / 'terms.json', dict)
     table = pd.DataFrame(kept['rows'], columns=['term', 'captions'])
     table.attrs['all_terms'] = kept['all_terms']
     return table
@@ -455,7 +455,7 @@ class Replacements:
     "The replacements of each term, mapped from a folder of `replacement_folder`."
 
     def __init__(self, folder):
-        self.terms = json.loads((Path(folder) / 'terms.json').read_text(encoding='utf-8'))
+        self.terms = stored_json(Path(folder) / 'terms.json', list[str])
         self.number = {t: i for i, t in enumerate(self.terms)}
         self.starts = stored_array(Path(folder) / 'starts.npy', np.int64, (len(self.terms) + 1,))
         self.items = stored_array(Path(folder) / 'items.npy', np.int32, (int(self.starts[-1]),))

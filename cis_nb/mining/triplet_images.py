@@ -38,7 +38,7 @@ from ..backbones.features import TextMemory, l2_normalize
 from ..core.documents import Document, open_regular, parse_json, read_json, regular
 from ..core.parameters import is_utf8, one_of, pick_device
 from ..core.report import progress
-from ..core.store import fingerprint, replace_synced, stored
+from ..core.store import fingerprint, replace_synced, stored, stored_json, stored_table
 from ..data.image_folders import Place, Skipped, contents_key, tar_members
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -919,10 +919,10 @@ class TripletShards:
             lambda to: _write_index(to, self.folder, manifest),
             inputs=[fingerprint([manifest, key])],
         )
-        self.skipped = Skipped(json.loads((index / 'skipped.json').read_text(encoding='utf-8')))
+        self.skipped = Skipped(stored_json(index / 'skipped.json', dict[str, list[str]]))
         if self.skipped and damaged == 'error':
             raise ValueError(self._fault(len(paths)))
-        self.table = pd.read_parquet(index / 'triplets.parquet')
+        self.table = stored_table(index / 'triplets.parquet')
         if self.table.empty:
             why = self.skipped.counts() or 'they are empty'
             raise ValueError(f'{folder}: no image triplets in {len(paths)} shards: {why}')

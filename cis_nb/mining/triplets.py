@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 from ..core.orphans import run_alone
 from ..core.parameters import one_of
 from ..core.report import peak_memory_bytes, progress
-from ..core.store import fingerprint, store_root, stored
+from ..core.store import fingerprint, store_root, stored, stored_json, stored_table
 from cis_nb.mining.concreteness import (
     FILTERS,
     LOOKUPS,
@@ -464,9 +464,9 @@ def read_triplets(folder) -> tuple:
     "Triplets, the relation table whose rows they name, and the counts of a folder made by `mine_triplets`."
     from cis_nb.mining.captions import read_relations
 
-    counts = json.loads((Path(folder) / 'counts.json').read_text())
+    counts = stored_json(Path(folder) / 'counts.json', dict)
     relations = read_relations(store_root() / counts['relation_folder'])
-    return pd.read_parquet(Path(folder) / 'triplets.parquet'), relations, counts
+    return stored_table(Path(folder) / 'triplets.parquet'), relations, counts
 
 # %% ../../nbs/03_mining/03_triplets.ipynb #b9d458a9
 def zipf_words(rng, n: int, vocabulary: int, letter: str) -> pd.Categorical:

@@ -17,13 +17,17 @@ from cis_nb.backbones.features import corpus_features, text_features
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images
 from cis_nb.core.store import store_root
-from cis_nb.data.image_sources import ImageSource, folder_squares
+from cis_nb.data.datasets import captions_root
+from cis_nb.data.image_sources import ImageSource, folder_images, folder_squares
 from cis_nb.data.packed import CaptionedImages
 from cis_nb.data.products import white_squares
 from cis_nb.methods import searle
 from cis_nb.methods.compodiff import StoredStates
+from cis_nb.mining import synthetic
+from cis_nb.mining.concreteness import concreteness
 from cis_nb.mining.corpora import MARK, Corpus
 from cis_nb.mining.synthetic import Replacements
+from cis_nb.mining.triplets import mine_triplets, read_triplets
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
 
@@ -54,6 +58,14 @@ def array_changes(data: bytes):
     yield 'a header of another kind', data.replace(b"'descr'", b"'descx'")
     yield 'a header that never ends', data.replace(b"'shape': (", b"'shape': ((")
     yield from byte_changes(data)
+
+
+def of_the_same_size(data: bytes):
+    "(name, bytes): so that the folder counts as finished."
+    yield 'zeros', bytes(len(data))
+    yield 'noise', np.random.default_rng(0).bytes(len(data))
+    yield 'zeros in front', (bytes(64) + data[64:])[: len(data)]
+    yield 'zeros behind', data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
 
 
 class Backbone:
@@ -104,7 +116,12 @@ def squares_on_white(tmp_path):
 
 def packed(tmp_path):
     root = folder(tmp_path / 'photos', 4, 'captions.csv', ''.join(f'{i:03}.jpg,a {i}\n' for i in range(4)))
-    return lambda: (folder_squares(root, 8), CaptionedImages(root, 'train', 8).batch([0])[0])
+
+    def read():
+        pairs = CaptionedImages(root, 'train', 8)
+        return folder_squares(root, 8), pairs.batch([0])[0], pairs.texts, folder_images(root, 8).key
+
+    return read
 
 
 def words(tmp_path):
@@ -127,7 +144,52 @@ def test_stored_arrays(tmp_path, monkeypatch, name):
     (path,) = store_root().rglob('*.npy')
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        assert attack('stored arrays', path, lambda: (make(), {}), [array_changes]) == []
+        for file in sorted(p for p in path.parent.iterdir() if p.is_file()):
+            changes = array_changes if file == path else of_the_same_size
+            assert attack('stored arrays', file, lambda: (make(), {}), [changes], places=file == path) == []
+
+
+def ratings(tmp_path):
+    return lambda: concreteness.__wrapped__('world')
+
+
+def mined(tmp_path):
+    folder = mine_triplets(captions_root('world', 60), n=4, captions='all', parser='world')
+    return lambda: read_triplets(folder)[0]
+
+
+def phrases(tmp_path):
+    return lambda: searle.read_phrases(Backbone(), searle.phrase_folder(n=2)).written
+
+
+def terms(tmp_path):
+    (tmp_path / 'captions').mkdir()
+    row = dict(caption='a cat and a dog', terms=[[2, 5], [12, 15]])
+    (tmp_path / 'captions' / 'shards.json').write_text('{}')
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(synthetic, 'shard_rows', lambda folder: [row] * 5)
+        synthetic.term_list(tmp_path / 'captions')
+    return lambda: synthetic.term_list(tmp_path / 'captions')
+
+
+FILES = dict(
+    ratings=(ratings, 'ratings.parquet'),
+    mined_triplets=(mined, 'triplets.parquet'),
+    mined_counts=(mined, 'counts.json'),
+    phrases=(phrases, 'phrases.json'),
+    terms=(terms, 'terms.json'),
+)
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_stored_tables_and_documents(tmp_path, name):
+    maker, file = FILES[name]
+    make = maker(tmp_path)
+    make()
+    (path,) = store_root().rglob(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert attack('stored arrays', path, lambda: (make(), {}), [of_the_same_size], places=False) == []
 
 
 def test_states_of_texts():
@@ -175,7 +237,7 @@ def test_corpora(tmp_path):
     np.save(tmp_path / 'literal.npy', np.arange(6, dtype='<u2'))
     for name in ('marks-starts', 'literal-starts'):
         np.save(tmp_path / f'{name}.npy', np.array([0, 2, 5, 6]))
-    (tmp_path / 'corpus.json').write_text(json.dumps(dict(captions=3)))
+    (tmp_path / 'corpus.json').write_text(json.dumps(dict(captions=3, left={})))
 
     def read():
         corpus = Corpus(tmp_path)
