@@ -16,6 +16,7 @@ __all__ = ['COCO_CAPTIONS', 'DIRECTIONS', 'KARPATHY', 'EXTENDED_TRUTHS', 'TRUTH_
 import io
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -212,9 +213,9 @@ def plain_ground_truth(c: CaptionSet) -> GroundTruth:
 
 # %% ../../nbs/02b_benchmarks/09_coco_captions.ipynb #f3908a55
 def _number(x) -> int:
-    "A whole number, or digits as text; -1 for anything else."
+    "A whole number, or at most 12 digits as text; -1 for anything else."
     if isinstance(x, str):
-        return int(x) if x.isascii() and x.isdigit() else -1
+        return int(x) if re.fullmatch('[0-9]{1,12}', x) else -1
     return int(x) if isinstance(x, (int, np.integer)) and not isinstance(x, bool) else -1
 
 
@@ -226,7 +227,7 @@ def _target_ids(ids, where: str) -> list:
         raise ValueError(f'{where}: expected a list of ids, not {ids!r}')
     found = [_number(i) for i in ids]
     if odd := [i for i, number in zip(ids, found) if number < 0]:
-        raise ValueError(f'{where}: {odd[0]!r} is not a number')
+        raise ValueError(f'{where}: {odd[0]!r:.200} is not a number')
     if len(set(found)) < len(ids):
         raise ValueError(f'{where}: the id {Counter(found).most_common(1)[0][0]} is listed twice')
     return found
@@ -241,7 +242,7 @@ def _queries(found, path) -> dict:  # id -> ids
     for q, ids in found.items():
         number = _number(q)
         if number < 0:
-            raise ValueError(f'{path}: the query id {q!r} is not a number')
+            raise ValueError(f'{path}: the query id {q[:200]!r} is not a number')
         if number in out:
             raise ValueError(f'{path}: query {number} occurs twice')
         out[number] = _target_ids(ids, f'{path}, query {q}')

@@ -10,6 +10,7 @@ __all__ = ['DOMAIN_SOURCE', 'DOMAIN_IMAGES', 'STEP', 'REAL', 'NAMES', 'ASKING', 
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #1934fb1b
 import os
+import re
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -73,8 +74,8 @@ def _list(path: Path) -> pd.DataFrame:  # image, label, domain (a number)
     rows, seen = [], set()
     for where, line in _lines(path):
         name, _, label = line.rpartition(' ')
-        if not name.strip() or not label.isdecimal() or not label.isascii():
-            raise ValueError(f'{where}: expected "path label" with an integer, not {line!r}')
+        if not name.strip() or not re.fullmatch('[0-9]{1,12}', label):
+            raise ValueError(f'{where}: expected "path label" with an integer, not {line[:200]!r}')
         if not _inside(name := name.strip()):
             raise ValueError(f'{where}: the path {name!r} leaves the folder')
         if name in seen:
@@ -90,7 +91,7 @@ def _names(folder: Path) -> dict:  # number -> name
         return NAMES
     pairs = [(where, *line.partition(' ')[::2]) for where, line in _lines(path)]
     for where, number, name in pairs:
-        if not number.isdecimal() or not name.strip():
+        if not re.fullmatch('[0-9]{1,12}', number) or not name.strip():
             raise ValueError(f'{where}: expected a number and a name')
     names = {int(number): name.strip() for _, number, name in pairs}
     if len(names) < len(pairs) or len(set(names.values())) < len(pairs):

@@ -322,6 +322,14 @@ def list_changes(data: bytes):
     )
 
 
+def number_texts(data: bytes):
+    "(name, bytes): numbers that are too long, or written in other digits."
+    line = data.decode().split('\n')[0]
+    old = line.split()[0 if line[0].isdigit() else -1]
+    for name, new in (('5,000 digits', '1' * 5000), ('an Arabic digit', '\u0661'), ('a superscript', '\u00b2')):
+        yield name, data.replace(old.encode(), new.encode(), 1)
+
+
 def test_mit_states(tmp_path):
     for pair in ('broken camera', 'old camera', 'wet dog', 'dry dog'):
         (tmp_path / 'mit-states/images' / pair).mkdir(parents=True)
@@ -350,7 +358,7 @@ def test_domain_lists(tmp_path):
         names = {p.name for p in folder.iterdir()}
         # without a list of names, the official ones
         free = 'domains.txt, gone'
-        assert attack('domain lists', path, read, [list_changes], names=names, valid_too=free) == []
+        assert attack('domain lists', path, read, [list_changes, number_texts], names=names, valid_too=free) == []
 
 
 def test_bootstrap(tmp_path):

@@ -142,6 +142,10 @@ def json_changes(data: bytes):
                 yield f'{name}: {kind}', marked.replace(f'"{MARK}"', text, 1).encode()
         if isinstance(steps[-1], str):
             yield f'{name}: missing', json.dumps(without(doc, steps)).encode()
+            if steps[-1].isdigit():
+                longer = without(doc, steps)
+                at(longer, steps[:-1])['1' * 5000] = value
+                yield f'{name}: 5,000 digits for it', json.dumps(longer).encode()
             twice = f'{json.dumps(steps[-1])}: null, {json.dumps(steps[-1])}: "{MARK}"'
             old = f'{json.dumps(steps[-1])}: "{MARK}"'
             text = marked.replace(old, twice, 1).replace(f'"{MARK}"', json.dumps(value))
