@@ -136,3 +136,4 @@ def test_the_page_your_own_method_needs_forty_lines_of_code():
     code = [t for t, c in zip(text[first : last + 1], cells[first : last + 1]) if c['cell_type'] == 'code']
     lines = [line for t in code for line in t.splitlines() if line.strip() and not line.strip().startswith('#')]
     assert 30 < len(lines) <= 40, len(lines)
+    assert any('with_controls(' in line for line in lines)  # its network before training has a row
