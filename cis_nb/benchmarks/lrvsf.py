@@ -20,6 +20,7 @@ from threading import Lock
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
@@ -115,14 +116,26 @@ def _reject_missing(values: list, column: str, path: Path):
         )
 
 
+def _check_kinds(file: pq.ParquetFile, columns: tuple, path: Path):
+    "ValueError unless some columns are text; a PRODUCT_ID may be a number."
+    for column in columns:
+        kind = file.schema_arrow.field(column).type
+        text = str(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if text not in ('string', 'large_string', 'string_view', 'null') and not (column == 'PRODUCT_ID' and number):
+            raise ValueError(f'{path}: {column} has values of the kind {kind}; write them as text')
+
+
 def _read_metadata(path: Path, columns: tuple, need_product: bool = True) -> pd.DataFrame:
-    "Some columns of a file of metadata; URL and PRODUCT_ID as text. ValueError for a missing one."
-    _check_columns(parquet_file(path), columns, path)
+    "Some columns of a file of metadata; URL, SPLIT, PRODUCT_ID as text. ValueError for a missing one, another kind."
+    file = parquet_file(path)
+    _check_columns(file, columns, path)
+    _check_kinds(file, columns, path)
     rows = parquet_columns(path, columns)
-    for column in ('URL', 'PRODUCT_ID'):
+    for column in ('URL', 'SPLIT', 'PRODUCT_ID'):
         if column in rows:
             values = [id_text(v) for v in rows[column]]
-            if column == 'URL' or need_product:
+            if column != 'PRODUCT_ID' or need_product:
                 _reject_missing(values, column, path)
             rows[column] = pd.Series(values, rows.index, object)
     if len(twice := rows.URL[rows.URL.duplicated()]):

@@ -306,10 +306,19 @@ def test_a_distractor_of_val_that_is_a_product_of_the_queries_is_refused(tmp_pat
 
 
 @pytest.mark.parametrize('value', [None, float('nan'), '', ' '])
-@pytest.mark.parametrize('table, column', [('simple', 'PRODUCT_ID'), ('complex', 'PRODUCT_ID'), ('simple', 'URL')])
+@pytest.mark.parametrize(
+    'table, column', [('simple', 'PRODUCT_ID'), ('complex', 'PRODUCT_ID'), ('simple', 'URL'), ('simple', 'SPLIT')]
+)
 def test_a_missing_product_or_address_is_refused(tmp_path, table, column, value):
     match = rf'products_{table}_metadata.parquet, row 2 \(from 0\): {column} is missing; 1 such rows'
     refused(tmp_path, lambda h: getattr(h, table)[2].update({column: value}), match)
+
+
+@pytest.mark.parametrize('value', [b'a', ['a'], {'a': 1}, True])
+@pytest.mark.parametrize('column', ['URL', 'SPLIT', 'CATEGORY', 'blip2_caption1', 'PRODUCT_ID'])
+def test_metadata_of_another_kind_are_refused(tmp_path, column, value):
+    match = f'products_simple_metadata.parquet: {column} has values of the kind .*; write them as text'
+    refused(tmp_path, lambda h: [r.update({column: value}) for r in h.simple], match)
 
 
 def test_a_missing_id_among_numbers_is_refused_and_a_distractor_needs_none(tmp_path):
