@@ -534,10 +534,12 @@ ADDRESS = re.compile(r'["\']?((\w+:)?//|www\.)\S', re.IGNORECASE)  # how the add
 
 def split_columns(line: str, n: int, table: bool, skipped: Skipped) -> tuple:
     """(image, split, caption) of line `n`; without a table, the image is the number of the line. The address of an
-    image behind a tab, as in the files of Conceptual Captions, is no part of the caption."""
-    caption, _, address = line.rstrip().rpartition('\t')
-    if caption and '\t' not in caption and ADDRESS.match(address):
-        return str(n), 'train', caption
+    image behind a tab, as in the files of Conceptual Captions, or before it is no part of the caption."""
+    pair = line.rstrip().split('\t')
+    if len(pair) == 2 and all(pair):
+        for caption, address in (pair, pair[::-1]):
+            if ADDRESS.match(address):
+                return str(n), 'train', caption
     if not table:
         return str(n), 'train', line
     cells = line.split('\t')

@@ -235,9 +235,10 @@ ADDRESSES = [  # as in the file of Conceptual Captions, and as other writers spe
 @pytest.mark.parametrize('name', ['Train_GCC-training.tsv', 'cc3m.txt', 'cc3m.txt.gz'])
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
 def test_the_official_file_of_conceptual_captions(tmp_path, name, end):
-    "A caption, a tab and an address in a line: no address becomes a word, and no caption is lost."
+    "A caption, a tab and an address in a line, or the reverse: no address becomes a word, and no caption is lost."
     texts = world_texts(len(ADDRESSES))
-    data = ''.join(f'{text}\t{address}{end}' for text, address in zip(texts, ADDRESSES)).encode()
+    pairs = [(t, a) if n % 2 else (a, t) for n, (t, a) in enumerate(zip(texts, ADDRESSES))]
+    data = ''.join(f'{first}\t{second}{end}' for first, second in pairs).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('gz') else data)
     rows, skipped = read_captions(tmp_path / name)
     assert rows == [(str(n), 'train', text) for n, text in enumerate(texts, 1)] and not skipped.counts()
