@@ -161,7 +161,7 @@ def trained_only(run: MatrixRun) -> list:  # of Entry
 
 
 def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the table') -> list:
-    """The lines under a table of a sweep: protocols, sets left out, training, prompt.
+    """The lines under a table of a sweep: protocols, sets left out, weights of late fusions; the last one is training.
 
     `together`: which differences are corrected for their number."""
     base, seeds = base_of(p), ', '.join(map(str, p.seeds))
@@ -169,9 +169,9 @@ def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the ta
     return [
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
+        *fusion_notes(run.entries),
         f'This run: {training}, {prompts_of(run.entries)}.'
         f' Differences: 95 % interval over seeds and references, verdict by Holm’s correction {together}.',
-        *fusion_notes(run.entries),
     ]
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #24e54e13
