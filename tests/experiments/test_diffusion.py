@@ -445,7 +445,7 @@ def test_a_page_says_one_verdict_of_a_search():
 
 def test_the_strongest_baseline_is_named_and_counted():
     run = SimpleNamespace(benchmarks=dict(cirr=None, circo=None), titles=dict(image_text='A', image_text_tuned='B'))
-    about = dict(low=1.0, high=3.0, diff=2.0, by_seed=[], p=0.001, key='k')
+    about = dict(low=1.0, high=3.0, diff=2.0, by_seed=[], p=0.001, p_corrected=0.001, key='k')
     worse = about | dict(low=-3.0, high=-1.0, diff=-2.0)
     found = {(b, r): about for b in run.benchmarks for r in run.titles} | {('circo', 'image_text_tuned'): worse}
     with pytest.MonkeyPatch.context() as patch:
