@@ -96,7 +96,7 @@ def fingerprints_left(folder: Path) -> dict:  # name -> fingerprint
 def _foreign(e: Experiment, receipt: dict) -> list:  # of reasons
     "What in the folder of an experiment another run has left; what its parameter file says now does not count."
     made = read_record(e.folder / 'run.json')[0]
-    if (of := made.get('experiment') or e.name) != e.name:
+    if (of := made.get('experiment', e.name)) != e.name:
         return [f'run.json is of {brief(of)}']
     if wrong := foreign_receipt(receipt, e.name, made.get('inputs', {}).get('params', {})):
         return wrong

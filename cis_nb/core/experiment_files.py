@@ -446,7 +446,7 @@ class RunInputs(Document):
 class RunRecord(Document):
     "The record of every run."
 
-    experiment: str = ''  # '': of a version that did not record it
+    experiment: str
     inputs: RunInputs
     files: dict[str, str] = {}  # what the run has left: name -> fingerprint
     seconds: float = Field(ge=0, le=1e9)

@@ -464,12 +464,23 @@ def _content_hashes(paths: dict) -> list:  # of [name, hash]; name in hexadecima
     "The hashes of files, several read at a time."
     with ThreadPoolExecutor(min(8, machine()['cores'])) as pool:
         found = pool.map(path_hash, map(Path, paths.values()))
-        found = progress(found, 'reading files', 'file', len(paths)) if len(paths) > 100 else found
         return sorted([os.fsencode(name).hex(), digest] for name, digest in zip(paths, found))
 
 
-def contents_key(paths: dict) -> str:  # name -> path
-    "A fingerprint of names and contents of files; they are read once, and again when a size or a time has changed."
+def contents_key(paths: dict, portion: int = 1000) -> str:  # name -> path
+    """A fingerprint of names and contents of files; they are read once, and again when a size or a time has changed.
+
+    The answer is kept for each `portion` of many files: a reading that was stopped goes on where it was."""
+    if len(paths) <= portion:
+        return _kept_key(paths)
+    names = sorted(paths)
+    parts = [names[i : i + portion] for i in range(0, len(names), portion)]
+    parts = progress(parts, 'reading files', f'{portion:,} files')
+    return fingerprint([_kept_key({name: paths[name] for name in part}) for part in parts])
+
+
+def _kept_key(paths: dict) -> str:
+    "The fingerprint of these files, read unless it was kept for their sizes and times."
     stamps = _stamps(paths)
     asked = fingerprint([stamps, sorted(map(ascii, paths.values()))])
     kept = store_root() / 'contents' / f'{asked}.txt'

@@ -681,7 +681,10 @@ def verdict_finding(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> str:
     n = verdict_counts(verdicts).sum()
     by_kept = kept is not None and len(kept) and f' (kept runs judge {len(kept)}: {counts_in_words(kept, DECIDED)})'
     own, against = own_comparisons_of_untested(verdicts)
-    beside = f'; {own} claims have only own comparisons of this book, and {against} of them one below zero' * bool(own)
+    beside = (
+        f'; {own} claims have only own comparisons of this book, and {against} of them one whose interval is below zero'
+        * bool(own)
+    )
     return (
         f'{counts_in_words(verdicts, [*JUDGED_HERE, *NOT_TESTED])}{by_kept or ""}; apart from these,'
         f' {n[CERTAIN]} hold by construction or arithmetic;'

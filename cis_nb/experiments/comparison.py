@@ -454,7 +454,7 @@ def lead_in_words(c: dict) -> str:
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #e5540dbd
 PLAIN_CONTROLS = ('random_scores', 'image_only', 'text_only')  # what half of a query, or none of it, is worth
-CONTROL_ENDS = ('_start', '_text', '_untrained')  # of the name of a method's own control
+CONTROL_ENDS = ('_start', '_prompt', '_untrained')  # of the name of a method's own control
 
 
 def kind_of_rival(rival: str) -> str:

@@ -27,7 +27,6 @@ __all__ = ['CONTROL_ROWS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS',
            'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
-import json
 import time
 from dataclasses import dataclass, replace
 from itertools import product
@@ -54,7 +53,7 @@ from ..core.experiment_files import read_params
 from ..core.parameters import pick_device
 from ..core.plotting import color, draw_intervals, forest, page
 from ..core.report import peak_memory_bytes, progress
-from ..core.store import manifest, project_root
+from ..core.store import manifest, project_root, stored_json
 from ..data.roots import dataset_root, is_world
 from .combiner_ablations import as_own, claim_evidence, needed_for, of_clause, untested
 from cis_nb.experiments.comparison import (
@@ -1230,7 +1229,7 @@ def training_curves(run: MatrixRun) -> pd.DataFrame:  # CURVE_COLUMNS
     "The history of both trainings; `score` is the metric that chooses the weights, missing between validations."
     rows = []
     for e in [e for e in run.entries if e.name in PREDICTION_VARIANTS]:
-        history, best = pd.read_csv(e.run / 'history.csv'), json.loads((e.run / 'best.json').read_text())
+        history, best = pd.read_csv(e.run / 'history.csv'), stored_json(e.run / 'best.json', dict)
         (metric,) = best.keys() - {'step'}
         rows.append(history.assign(method=e.name, seed=e.seed, score=history[metric])[CURVE_COLUMNS])
     return pd.concat(rows, ignore_index=True)

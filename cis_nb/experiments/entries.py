@@ -10,7 +10,6 @@ __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIF
            'judged_pairs', 'prompts_in_words', 'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ..api import TrainingConfig
 from ..backbones.features import TextMemory
 from ..core.experiment_files import names_experiment, parameters
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored
+from ..core.store import fingerprint, stored, stored_json, stored_table
 from .comparison import UNTRAINED
 from ..methods.late_fusion import BASELINES
 from ..methods.pseudo_words import TextInPrompt
@@ -116,7 +115,7 @@ class Entry:
 def kept_step(run) -> str:
     "The step whose weights the validation of a run kept; – for a run without validation."
     best = Path(run) / 'best.json'
-    return f'{json.loads(best.read_text())["step"]:,}' if best.exists() else '–'
+    return f'{stored_json(best, dict)["step"]:,}' if best.exists() else '–'
 
 
 def known_as(entry: Entry) -> str:
@@ -177,7 +176,7 @@ def trained_entries(trainings: list, seeds: list, backbone, device='auto', read=
     return [trained_entry(seeded_config(c, s), backbone, device, read) for c in configs for s in seeds]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #4780ec73
-CONTROL_TITLES = {'_start': 'before training', '_text': 'text of its prompt alone'}  # end of a name -> end of a title
+CONTROL_TITLES = {'_start': 'before training', '_prompt': 'text of its prompt alone'}  # end of a name -> end of a title
 
 
 def at_start(config: TrainingConfig) -> TrainingConfig:
@@ -208,7 +207,7 @@ def control_entries(entry: Entry, config: TrainingConfig, backbone, device='auto
     found = [start_entry(config, backbone, device, read)]
     if isinstance(entry.method, api.Prompted):
         alone = TextInPrompt(name='', backbone=entry.backbone, read=read, prompt=entry.method.prompt)
-        found.append(named_control(alone, entry, '_text'))
+        found.append(named_control(alone, entry, '_prompt'))
     return found
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #b927fc3c
@@ -279,5 +278,5 @@ def cached(
 
 def read_cached(folders, name: str = 'rankings', columns: list = RANKING_COLUMNS) -> pd.DataFrame:
     "One table of each folder, joined; empty, with `columns`, where there is no folder."
-    tables = [pd.read_parquet(f / f'{name}.parquet') for f in folders]
+    tables = [stored_table(f / f'{name}.parquet') for f in folders]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)

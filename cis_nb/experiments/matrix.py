@@ -19,6 +19,7 @@ from ..api import MainMetric, Unsolved
 from ..backbones.loading import load_backbone
 from ..core.plotting import draw_intervals, page
 from ..core.report import progress
+from ..core.store import stored_table
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     format_interval,
@@ -138,7 +139,7 @@ def rank_entries(entries: list, benchmarks: dict) -> list:  # folders
 def read_results(pairs: list, folders: list, seed: int = 0) -> pd.DataFrame:
     "The result rows of the rankings in `folders`, each of a method on a benchmark (`pairs`)."
     ranked = zip(pairs, folders)
-    rows = [result_rows_of(e, b, pd.read_parquet(f / 'rankings.parquet'), seed) for (e, b), f in ranked]
+    rows = [result_rows_of(e, b, stored_table(f / 'rankings.parquet'), seed) for (e, b), f in ranked]
     return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=RESULT_COLUMNS)
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #87c21d6f

@@ -14,7 +14,6 @@ __all__ = ['POSSESSIONS', 'PREPOSITIONS', 'FIRST_WORD_KINDS', 'RECALL_HEADS', 'B
            'partner_table', 'seed_table', 'kind_table', 'kind_bars']
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #dcd97492
-import json
 import re
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +27,7 @@ from ..backbones.features import TextMemory
 from ..benchmarks.image_text import format_cell
 from ..core.plotting import color, page, show_grid
 from ..core.report import progress
+from ..core.store import stored_json
 from ..data.datasets import language_tools
 from ..data.image_sources import ImageSource, folder_images
 from .comparison import UNTRAINED, compare, format_uncertainty, over_seeds, rival_leads
@@ -317,7 +317,7 @@ def recipe_at_start(recipe: dict, seed: int, backbone, device: str = 'auto') -> 
 
 def kept_steps(entries: list) -> pd.DataFrame:
     "The step of each training that the validation kept: one line per recipe, one column per seed."
-    rows = [(e.name, e.seed, json.loads((e.run / 'best.json').read_text())['step']) for e in entries]
+    rows = [(e.name, e.seed, stored_json(e.run / 'best.json', dict)['step']) for e in entries]
     table = pd.DataFrame(rows, columns=['recipe', 'seed', 'step'])
     return table.pivot(index='recipe', columns='seed', values='step').reindex(table.recipe.unique()).reset_index()
 

@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES',
            'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS',
-           'CONTROLS', 'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'ALIKE_SLOPES',
-           'FEWEST_HITS', 'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once',
-           'rank_referred', 'subsets_of', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1',
-           'condvit_at_start', 'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries',
-           'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets',
-           'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
-           'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
-           'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
-           'below_chance_note', 'leads', 'nearest_rivals', 'compared_note', 'referred_finding', 'text_alone_note',
+           'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'ALIKE_SLOPES', 'FEWEST_HITS',
+           'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred',
+           'subsets_of', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start',
+           'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
+           'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets', 'last_step_note',
+           'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'chance_within',
+           'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note',
+           'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure', 'below_chance_note',
+           'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'referred_finding', 'text_alone_note',
            'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
            'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
            'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
@@ -51,7 +51,7 @@ from cis_nb.benchmarks.lrvsf_search import (
 from ..benchmarks.lrvsf_training import product_pairs
 from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
-from ..core.store import fingerprint, manifest, stored
+from ..core.store import fingerprint, manifest, stored, stored_table
 from ..data.products import LRVSF_CATEGORIES, packed_source
 from ..data.roots import find_data, is_world, need_file
 from cis_nb.experiments.combiner_ablations import (
@@ -69,6 +69,7 @@ from cis_nb.experiments.comparison import (
     compare,
     contrast,
     by_question,
+    kind_of_rival,
     forest_rows,
     format_difference,
     format_interval,
@@ -653,9 +654,6 @@ def leads(run: ReferredRun, method: str, rivals: list, distractors: int, task='c
     return {r: c for (_, r), c in by_question(found).items()}
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #4fcfa269
-CONTROLS = {'condvit_start', TEXT_ALONE}  # they show what training and reference add, and are no rivals
-
-
 def _cat_at_1(results: pd.DataFrame, method: str) -> str:
     "Cat@1 of a method with its deviation over seeds, or its interval; nothing where categories are unknown."
     rows = over_seeds(results[(results.metric == 'cat_acc') & (results.method == method)])
@@ -681,10 +679,16 @@ def _beaten(gains: dict) -> set:
     return {m for m, c in gains.items() if verdict(c) == 'better'}
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #e09c2e56
+def rivals_and_controls(gains: dict) -> dict:  # rivals, controls -> methods
+    "What a method is compared with; controls (`kind_of_rival`) show what training and reference add."
+    controls = [m for m in gains if kind_of_rival(m) == 'control']
+    return dict(rivals=[m for m in gains if m not in controls], controls=controls)
+
+
 def compared_note(run: ReferredRun, gains: dict) -> str:
     "Who the rivals and the controls of `referred_finding` are, and which of them are not behind."
-    groups = {'Rivals': [m for m in gains if m not in CONTROLS], 'Controls': [m for m in gains if m in CONTROLS]}
-    said = [f'{name}: {"; ".join(run.titles[m] for m in ms)}.' for name, ms in groups.items() if ms]
+    groups = rivals_and_controls(gains)
+    said = [f'{name.capitalize()}: {"; ".join(run.titles[m] for m in ms)}.' for name, ms in groups.items() if ms]
     ahead = [run.titles[m] for m in gains if m not in _beaten(gains)]
     if ahead:
         said.append(f'Not behind: {"; ".join(ahead) if len(ahead) < len(gains) else "all of them"}.')
@@ -698,9 +702,8 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     mean = mine[mine.metric == 'recall'].groupby('method').value.mean()
     lacking = f'; not compared: {lacking_rivals(run)}' if lacking_rivals(run) else ''
     title, strongest = run.titles, mean[[*gains]].idxmax()
-    groups = dict(rivals=set(gains) - CONTROLS, controls=CONTROLS & set(gains))
-    beaten = _beaten(gains)
-    behind = ' and '.join(f'{len(ms & beaten)} of {len(ms)} {name}' for name, ms in groups.items() if ms)
+    groups, beaten = rivals_and_controls(gains), _beaten(gains)
+    behind = ' and '.join(f'{len(beaten & {*ms})} of {len(ms)} {name}' for name, ms in groups.items() if ms)
     return (
         f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %'
         f'{_cat_at_1(mine, method)}, {_beside_chance(mean[method], run.benchmark.tasks["category"], distractors)}; '
@@ -869,7 +872,7 @@ def visible_areas(task) -> pd.Series:  # query_id -> percent of the image
         pd.DataFrame(dict(area=shares), index=list(drawn), dtype=float).to_parquet(folder / 'areas.parquet')
 
     folder = stored('areas', 'lrvsf', {}, build, [fingerprint(drawn)])
-    areas = pd.read_parquet(folder / 'areas.parquet').area
+    areas = stored_table(folder / 'areas.parquet').area
     return areas[areas > 0]
 
 

@@ -22,6 +22,7 @@ from ..api import MainMetric
 from ..benchmarks.fashioniq import fashioniq_benchmark
 from ..core.plotting import color, page
 from ..core.report import progress
+from ..core.store import stored_table
 from ..data.roots import dataset_root
 from .combiner_ablations import claim_evidence, within
 from .comparison import contrast, corrected, format_difference, read_printed
@@ -166,7 +167,7 @@ def prompt_rankings(entry: Entry, prompts: list, name: str, tasks: dict) -> pd.D
 
     about = dict(of=m.fingerprint, set=name, prompts=[prompt_of(p) for p in prompts])
     folder = cached(f'prompts-{entry.name}-{name}-s{entry.seed}', about, tasks, make, [m])
-    return query_scores(pd.read_parquet(folder / 'rankings.parquet'), set_metric(name))
+    return query_scores(stored_table(folder / 'rankings.parquet'), set_metric(name))
 
 # %% ../../nbs/05b_experiments/15_supervision.ipynb #c2039347
 def prompt_by_seed(rankings) -> pd.DataFrame:  # (P,S) prompt by training seed

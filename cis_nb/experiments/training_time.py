@@ -28,7 +28,7 @@ from .. import api
 from ..api import TrainingConfig
 from ..backbones.loading import load_backbone, text_backbone
 from ..core.plotting import color, draw_intervals, page
-from ..core.store import manifest
+from ..core.store import manifest, stored_table
 from .comparison import read_printed
 from .throughput import LINCIR_BATCH, LINCIR_STEPS, call_seconds
 from ..methods.lincir import SelfMasking
@@ -390,7 +390,7 @@ def training_costs(configs: dict) -> pd.DataFrame:  # index method, columns piec
 def training_scores(experiment: str) -> pd.DataFrame:
     "The result table of another experiment of the book that is being made; empty if there is none."
     file = Path(os.environ.get('CIS_BOOK', '.')) / experiment / 'results.parquet'
-    return pd.read_parquet(file) if experiment and file.exists() else pd.DataFrame(columns=RESULT_COLUMNS)
+    return stored_table(file) if experiment and file.exists() else pd.DataFrame(columns=RESULT_COLUMNS)
 
 
 def cost_points(costs: pd.DataFrame, scores: pd.DataFrame) -> list:  # of (method, seconds, mAP@5)

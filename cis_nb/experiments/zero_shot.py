@@ -23,7 +23,7 @@ from ..api import TrainingConfig
 from ..backbones.weights import tiny_folder
 from ..benchmarks.cirr import load_cirr
 from ..core.experiment_files import trained_weights
-from ..core.store import manifest
+from ..core.store import manifest, stored_table
 from ..data.datasets import captions_root
 from ..data.roots import WORLD, cirr_root, is_world
 from .combiner_ablations import as_own, claim_evidence
@@ -122,7 +122,7 @@ def training_parts(config: TrainingConfig) -> list:  # of Part
         return [counted(f'{title}, sentences', list(sentences))]
     parts = [counted(f'{title}, captions', captions_of_training(config))]
     if getattr(config, 'triplets', '') == 'mined':
-        table = pd.read_parquet(triplet_folder(config) / 'triplets.parquet')
+        table = stored_table(triplet_folder(config) / 'triplets.parquet')
         parts.append(counted(f'{title}, conditions', list(table.condition[table.split == 'train'])))
     return parts
 

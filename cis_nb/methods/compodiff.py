@@ -55,7 +55,7 @@ from cis_nb.methods.diffusion import (
     query_seeds,
     sample_embeddings,
 )
-from ..mining.parsers import load_parser, parser_for
+from ..mining.parsers import load_parser, parse_texts, parser_for
 from ..mining.scene_edits import REDRAWN, DrawnTexts, drawn_triplet_shards, synthetic_shards, triplet_texts
 from ..mining.synthetic import INSTRUCTION_TEMPLATES, object_terms
 from cis_nb.mining.triplet_images import (
@@ -541,7 +541,7 @@ def drawn_masks(ids: list, seed: int = 0) -> np.ndarray:  # (n,64,64) bool
 def found_masks(ids: list, texts: list, source, segment: ClipSeg, nlp, seed: int = 0, block: int = 16) -> tuple:
     "Masks (n,64,64) of one object term of each text, and which have one (n,)."
     rng, words = np.random.default_rng(seed), []
-    for text, doc in zip(texts, nlp.pipe(texts)):
+    for text, doc in zip(texts, parse_texts(texts, nlp)):
         spans = object_terms(doc)
         words.append(text[slice(*spans[rng.integers(len(spans))])] if spans else '')
     masks, known = np.zeros((len(ids), MASK_SIDE, MASK_SIDE), bool), np.flatnonzero(words)

@@ -4,21 +4,21 @@
 
 # %% auto #0
 __all__ = ['SUBJECT_RULES', 'COMPOUND_PREPOSITION', 'PHRASAL_VERBS', 'RELATION_RULES', 'OBJECT_LABELS', 'KEYWORD_POS',
-           'MAX_CAPTION_CHARS', 'CAPTION_CHOICES', 'ADDRESS', 'RELATION_COLUMNS', 'PARSER_BATCH', 'SHARDS_REMEDY',
-           'ERROR_CAUSES', 'compound_tokens', 'noun_head', 'Entity', 'chunk_words', 'find_entities', 'conjuncts',
-           'child_by_dep', 'passive_agent', 'nominal_subject', 'participle_subject', 'relative_subject',
-           'passive_subject', 'existential_subject', 'shared_subject', 'find_subject', 'direct_relation',
-           'passive_relation', 'reduced_passive_relation', 'attachment_noun', 'compound_preposition', 'is_phrasal',
-           'joins_previous_word', 'prepositional_relation', 'rules_for_label', 'Relation', 'find_triples',
-           'entity_of_token', 'own_relations', 'published_phrasal_verbs', 'published_prepositions',
-           'published_subjects', 'published_head', 'published_entities', 'published_phrase', 'is_published_phrasal',
-           'published_attachment', 'published_relation', 'published_relations', 'extract_relations', 'find_attributes',
-           'keyword_spans', 'truncate_caption', 'split_columns', 'SkipCounter', 'stream_lines', 'read_caption_lines',
-           'iterate_captions', 'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'map_in_order',
-           'ShardRecord', 'RelationShard', 'shard_record', 'is_complete_shard', 'relation_shards', 'RelationShards',
-           'read_shards', 'read_relations', 'parse_expected', 'annotated_captions', 'score_relations',
-           'precision_recall', 'f1_interval', 'reference_quality', 'error_cause', 'missed_relations', 'full_pipeline',
-           'one_by_one', 'in_batches', 'trees_alone', 'by_published_program', 'cpu_seconds', 'parse_rates']
+           'MAX_CAPTION_CHARS', 'CAPTION_CHOICES', 'ADDRESS', 'RELATION_COLUMNS', 'SHARDS_REMEDY', 'ERROR_CAUSES',
+           'compound_tokens', 'noun_head', 'Entity', 'chunk_words', 'find_entities', 'conjuncts', 'child_by_dep',
+           'passive_agent', 'nominal_subject', 'participle_subject', 'relative_subject', 'passive_subject',
+           'existential_subject', 'shared_subject', 'find_subject', 'direct_relation', 'passive_relation',
+           'reduced_passive_relation', 'attachment_noun', 'compound_preposition', 'is_phrasal', 'joins_previous_word',
+           'prepositional_relation', 'rules_for_label', 'Relation', 'find_triples', 'entity_of_token', 'own_relations',
+           'published_phrasal_verbs', 'published_prepositions', 'published_subjects', 'published_head',
+           'published_entities', 'published_phrase', 'is_published_phrasal', 'published_attachment',
+           'published_relation', 'published_relations', 'extract_relations', 'find_attributes', 'keyword_spans',
+           'truncate_caption', 'split_columns', 'SkipCounter', 'stream_lines', 'read_caption_lines', 'iterate_captions',
+           'read_captions', 'parse_captions', 'shard_table', 'write_shard', 'map_in_order', 'ShardRecord',
+           'RelationShard', 'shard_record', 'is_complete_shard', 'relation_shards', 'RelationShards', 'read_shards',
+           'read_relations', 'parse_expected', 'annotated_captions', 'score_relations', 'precision_recall',
+           'f1_interval', 'reference_quality', 'error_cause', 'missed_relations', 'full_pipeline', 'one_by_one',
+           'in_batches', 'trees_alone', 'by_published_program', 'cpu_seconds', 'parse_rates']
 
 # %% ../../nbs/03_mining/01_captions.ipynb #17738602
 import gzip
@@ -48,7 +48,15 @@ from ..core.report import progress
 from ..core.store import fresh_pool, machine, stored, write_atomic
 from ..data.image_folders import Skipped, clean_caption, read_photos
 from ..data.roots import data_root
-from .parsers import WRITTEN_PARSERS, find_parser, load_parser, open_parser, open_pipeline, parser_name
+from cis_nb.mining.parsers import (
+    WRITTEN_PARSERS,
+    find_parser,
+    load_parser,
+    open_parser,
+    open_pipeline,
+    parse_texts,
+    parser_name,
+)
 
 # %% ../../nbs/03_mining/01_captions.ipynb #479132e9
 def _joined(tokens: list) -> str:
@@ -624,13 +632,10 @@ def read_captions(root, captions: str = 'first', split: str = None, limit: int =
 RELATION_COLUMNS = ['image', 'split', 'caption', *Relation._fields]
 
 
-PARSER_BATCH = 256  # captions
-
-
 def parse_captions(texts, nlp, attributes=False, rules='own') -> dict:
     "Caption -> its relations; each different caption is parsed once."
     different = list(dict.fromkeys(texts))
-    docs = nlp.pipe(different, batch_size=PARSER_BATCH)
+    docs = parse_texts(different, nlp)
     return dict(zip(different, (extract_relations(d, attributes, rules) for d in docs)))
 
 
@@ -844,7 +849,7 @@ def annotated_captions(
 # %% ../../nbs/03_mining/01_captions.ipynb #cc5e76e2
 def score_relations(sentences: pd.DataFrame, nlp, rules='own') -> pd.DataFrame:
     "`annotated_captions` with the relations found (`got`) and the numbers right, found and wanted per caption."
-    docs = nlp.pipe(sentences.caption)
+    docs = parse_texts(sentences.caption, nlp)
     got = [Counter(r[:3] for r in extract_relations(d, rules=rules)) for d in docs]
     return sentences.assign(
         got=got,
@@ -935,7 +940,7 @@ def in_batches(texts, parser: str) -> list:
 
 def trees_alone(texts, parser: str):
     "The trees of the different texts in batches, without any rule."
-    for _ in load_parser(parser).pipe(dict.fromkeys(texts), batch_size=PARSER_BATCH):
+    for _ in parse_texts(dict.fromkeys(texts), load_parser(parser)):
         pass
 
 

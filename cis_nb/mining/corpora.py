@@ -52,7 +52,7 @@ from cis_nb.mining.captions import (
     stream_lines,
     truncate_caption,
 )
-from .parsers import find_parser, load_parser, parser_for, parser_name
+from .parsers import find_parser, load_parser, parse_texts, parser_for, parser_name
 
 # %% ../../nbs/03_mining/04_corpora.ipynb #341d57df
 MAX_TOKENS = 75  # ids kept of a caption: CLIP's context without begin and end
@@ -255,7 +255,7 @@ def _literal_ids(job: Portion, n: int, doc) -> np.ndarray:  # (t,) uint16
 def _arrays(job: Portion, nlp, texts) -> dict:
     "What is kept of the parsed captions of a portion."
     found, masked = [np.zeros(0, MARK)], [np.zeros(0, '<u2')]
-    for (n, _), doc in zip(texts, nlp.pipe((t for _, t in texts), batch_size=256)):
+    for (n, _), doc in zip(texts, parse_texts((t for _, t in texts), nlp)):
         found.append(token_marks(doc, job.kinds))
         masked.append(_literal_ids(job, n, doc))
     return dict(

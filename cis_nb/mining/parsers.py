@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['POS_CODES', 'UNUSED_COMPONENTS', 'PUBLISHED_PIPELINE', 'INSTALL_HINT', 'WRITTEN_PARSERS', 'WORLD_LEXICON',
            'WORLD_POS', 'PENN_TAGS', 'DEPICTION_NOUNS', 'read_tree', 'draw_tree', 'find_parser', 'open_pipeline',
-           'open_parser', 'load_parser', 'parser_for', 'parser_name', 'WorldTokenizer', 'WorldGrammar', 'attach_noun',
-           'attach_adjective', 'attach_preposition', 'attach_copula', 'attach_function_word', 'parse_world_caption',
-           'world_grammar_component', 'world_parser']
+           'open_parser', 'load_parser', 'parse_texts', 'parser_for', 'parser_name', 'WorldTokenizer', 'WorldGrammar',
+           'attach_noun', 'attach_adjective', 'attach_preposition', 'attach_copula', 'attach_function_word',
+           'parse_world_caption', 'world_grammar_component', 'world_parser']
 
 # %% ../../nbs/03_mining/00_parsers.ipynb #51cf6c08
 import re
@@ -17,6 +17,7 @@ import spacy
 from spacy.language import Language
 from spacy.tokens import Doc
 from thinc.api import NumpyOps, get_current_ops, set_current_ops
+from threadpoolctl import threadpool_limits
 from ..core.plotting import color, page
 from ..data.datasets import language_tools
 from ..data.roots import WORLD, find_data
@@ -124,6 +125,12 @@ def open_parser(name: str, open_path) -> Language:
 def load_parser(name: str = 'auto') -> Language:
     "A pipeline by name: `auto` (see `find_parser`), `world`, or the package or folder of a spaCy pipeline."
     return open_parser(name, _fast_pipeline)
+
+# %% ../../nbs/03_mining/00_parsers.ipynb #5f3c1a02
+def parse_texts(texts, nlp: Language, batch: int = 256):  # of spaCy documents
+    "The trees of texts one after the other, parsed in batches on one thread."
+    with threadpool_limits(1, user_api='blas'):
+        yield from nlp.pipe(texts, batch_size=batch)
 
 # %% ../../nbs/03_mining/00_parsers.ipynb #f93364ac
 def parser_for(data, parser: str = 'auto') -> str:

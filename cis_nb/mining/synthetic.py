@@ -73,7 +73,7 @@ from cis_nb.mining.corpora import (
     sources_of,
     stream_lines,
 )
-from .parsers import find_parser, load_parser, parser_for, parser_name
+from .parsers import find_parser, load_parser, parse_texts, parser_for, parser_name
 from ..retrieval.search import l2_normalize_array
 
 from ..training.loop import BaseObjective, train
@@ -147,7 +147,7 @@ def object_terms(doc) -> list:
 def parse_terms(texts, nlp, batch: int = 256) -> dict:
     "Caption -> its `object_terms`; each different caption is parsed once."
     different = list(dict.fromkeys(texts))
-    return dict(zip(different, map(object_terms, nlp.pipe(different, batch_size=batch))))
+    return dict(zip(different, map(object_terms, parse_texts(different, nlp, batch))))
 
 # %% ../../nbs/03_mining/05_synthetic.ipynb #5e000012
 def source_items(source: CaptionSource) -> Iterator:

@@ -106,18 +106,40 @@ def test_what_needs_a_failed_one_is_not_waited_for(book):
     assert book.left() == max((40 + 70) / 2, 70)
 
 
-def test_a_log_names_what_runs(book, monkeypatch):
+@pytest.fixture
+def first_runs(book, monkeypatch):
+    "A book whose first experiment runs, by the real clock."
     monkeypatch.setattr(live, 'time', time)
     book.started = time.time()
     folder = book.found['01_a'].folder.with_name('.running-01_a')
     folder.mkdir(parents=True)
     (folder / '.source.ipynb').write_text('{}')
+    return book
 
+
+def test_a_log_names_what_runs(first_runs):
     class Slow(list):
         def __iter__(self):
             time.sleep(0.3)
             yield from super().__iter__()
 
     log = io.StringIO()
-    show_progress(Slow(['  ✓  03_c\n']), book, log, minute=0.1)
+    show_progress(Slow(['  ✓  03_c\n']), first_runs, log, minute=0.1)
     assert '; running: 01_a\n' in log.getvalue() and '  ✓  03_c\n' in log.getvalue()
+
+
+def test_a_terminal_has_a_block_that_is_redrawn_below_the_lines_that_stay(first_runs):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+
+    def one_after_the_other():
+        for line in ('  ✓  03_c\n', '  ✓  04_d\n'):
+            yield line
+            while line not in screen.getvalue():
+                time.sleep(0.01)
+
+    show_progress(one_after_the_other(), first_runs, screen)
+    first, *redrawn = screen.getvalue().split('\x1b[2F\x1b[J')  # a line of the experiment and one of the book
+    assert first.startswith('  ✓  03_c\n  ▸  01_a  ') and 'of 4 experiments' in first.splitlines()[-1]
+    assert any(part.startswith('  ✓  04_d\n  ▸  01_a  ') for part in redrawn)
+    assert redrawn[-1] == ''  # nothing is left of it at the end

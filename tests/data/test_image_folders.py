@@ -10,6 +10,7 @@ import tarfile
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from projects import DATA, needs_data
+from cis_nb.data import image_folders
 from cis_nb.data.packed import CaptionedImages, open_image
 from cis_nb.data.image_folders import Place, Skipped, clean_caption, folder_key, read_photos, tar_members, with_splits
 from photo_folders import image, refuse, write_tar, side_by_side, folder
@@ -375,6 +376,27 @@ def test_files_behind_a_link_are_in_the_key_of_a_folder(tmp_path):
     linked = folder_key(tmp_path / 'root')
     beside(tmp_path / 'more', 'b', 'a pig')
     assert len({alone, linked, folder_key(tmp_path / 'root')}) == 3
+
+
+def test_reading_of_many_files_goes_on_where_it_was_stopped(tmp_path, store, monkeypatch):
+    paths = {f'{i}.txt': tmp_path / 'files' / f'{i}.txt' for i in range(6)}
+    (tmp_path / 'files').mkdir()
+    for name, path in paths.items():
+        path.write_text(name)
+        os.utime(path, (1e9, 1e9))
+    read, whole = [], image_folders.path_hash
+
+    def stopped_at_the_last(path):
+        if path.name == '5.txt':
+            raise KeyboardInterrupt
+        return whole(path)
+
+    monkeypatch.setattr(image_folders, 'path_hash', stopped_at_the_last)
+    with pytest.raises(KeyboardInterrupt):
+        image_folders.contents_key(paths, 2)
+    monkeypatch.setattr(image_folders, 'path_hash', lambda path: read.append(path.name) or whole(path))
+    key = image_folders.contents_key(paths, 2)
+    assert sorted(read) == ['4.txt', '5.txt'] and image_folders.contents_key(paths, 2) == key and len(read) == 2
 
 
 def test_a_folder_without_permission_is_counted(tmp_path, monkeypatch):
