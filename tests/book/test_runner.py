@@ -175,7 +175,7 @@ def test_a_module_that_only_a_need_imports_is_a_dependence_of_what_reads_its_res
 def test_a_result_made_from_older_inputs_is_another_one_to_what_reads_it(chain):
     "A page may be run alone before what it needs is up to date."
     before = inputs()
-    made = dict(inputs=dict(notebook='older'), seconds=1, created='2026-01-31')
+    made = dict(experiment='01_imports_show', inputs=dict(notebook='older'), seconds=1, created='2026-01-31')
     for name, record in (('receipt.json', receipt_of(experiment='01_imports_show')), ('run.json', made)):
         chain.write(f'reports/quick/01_imports_show/{name}', json.dumps(record))
     assert changed(before) == {'02_honest'}
