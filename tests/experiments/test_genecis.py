@@ -275,5 +275,5 @@ def test_neighbours_in_the_order_are_corrected_together(monkeypatch):
     ],
 )
 def test_a_sentence_has_each_verdict(more, said):
-    c = dict(a='x', b='y', diff=1.0, low=0.5, high=2.0, n=9, p=0.01) | more
-    assert ev.comparison_sentence(c, dict(x='X', y='Y')).startswith(f'X **{said}** Y: +1.0 points')
+    c = dict(a='x', b='y', diff=1.0, low=0.5, high=2.0, n=9, p=0.01, seeds=3) | more
+    assert ev.comparison_sentence(c, dict(x='X', y='Y')).startswith(f'X **{said}** Y: +1.0 [')
