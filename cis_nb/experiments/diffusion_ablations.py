@@ -4,27 +4,28 @@
 
 # %% auto #0
 __all__ = ['CONTROL_ROWS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'ONE_STEP', 'STATE_BEFORE',
-           'STATE_SCORES', 'PREDICTS_X0', 'PREDICTS_NOISE', 'PREDICTION_VARIANTS', 'CURVE_COLUMNS', 'PRINTED_METRICS',
-           'SETTING_FIELDS', 'PRINTED_BACKBONES', 'benchmark_scores', 'validation_queries', 'guidance_points',
-           'variant_samplers', 'rank_denoisers', 'train_denoisers', 'denoiser_differences', 'metric_titles',
-           'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name',
-           'training_name', 'with_steps', 'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds',
-           'slope_ratio', 'near_evidence', 'rise_evidence', 'over_seeds_only', 'time_evidence', 'is_fine_tuned',
-           'step_evidence', 'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding',
-           'chosen_table', 'chosen_note', 'tuning_note', 'steps_note', 'printed_steps', 'printed_losses',
-           'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of',
-           'doubling_weights', 'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure',
-           'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
-           'forgetting_evidence', 'caption_comparisons', 'caption_forest', 'RandomDenoising', 'denoiser_training_rates',
-           'random_queries', 'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table', 'form_evidence',
-           'form_finding', 'published_parameters', 'projected_hours', 'projected_hours_table', 'denoiser_rate_table',
-           'sampler_measurements', 'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates',
-           'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table',
-           'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets',
-           'state_differences', 'state_effects', 'state_table', 'state_mask_table', 'state_forest', 'state_finding',
-           'with_other_start', 'train_predictions', 'training_curves', 'loss_changes', 'steadiness_evidence',
-           'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants', 'printed_captions',
-           'compared_settings', 'settings_table']
+           'STATE_SCORES', 'PREDICTS_X0', 'PREDICTS_NOISE', 'PREDICTION_VARIANTS', 'CURVE_COLUMNS', 'NOT_LEARNED',
+           'PRINTED_METRICS', 'SETTING_FIELDS', 'PRINTED_BACKBONES', 'benchmark_scores', 'validation_queries',
+           'guidance_points', 'variant_samplers', 'rank_denoisers', 'train_denoisers', 'denoiser_differences',
+           'metric_titles', 'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note',
+           'differences_finding', 'step_name', 'training_name', 'with_steps', 'step_samplers', 'step_entries',
+           'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'near_evidence', 'rise_evidence', 'over_seeds_only',
+           'time_evidence', 'is_fine_tuned', 'step_evidence', 'step_rows', 'step_count_figure', 'queries_per_second',
+           'step_count_table', 'step_finding', 'chosen_table', 'chosen_note', 'tuning_note', 'steps_note',
+           'printed_steps', 'printed_losses', 'mixture_table', 'stage_two_evidence', 'triplet_name', 'triplet_sizes',
+           'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
+           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
+           'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
+           'RandomDenoising', 'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates',
+           'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters', 'projected_hours',
+           'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements', 'denoiser_measurements',
+           'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table', 'triplet_measurements',
+           'first_stage', 'encoder_variants', 'encoder_table', 'encoder_evidence', 'state_variants',
+           'sampled_in_one_step', 'train_states', 'trained_triplets', 'state_differences', 'state_effects',
+           'state_table', 'state_mask_table', 'state_forest', 'state_finding', 'with_other_start', 'train_predictions',
+           'training_curves', 'loss_changes', 'steadiness_evidence', 'has_learned', 'prediction_evidence',
+           'prediction_finding', 'prediction_figure', 'printed_variants', 'printed_captions', 'compared_settings',
+           'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import time
@@ -62,6 +63,7 @@ from cis_nb.experiments.comparison import (
     change,
     contrast,
     corrected,
+    verdict,
     difference_cell,
     forest_rows,
     format_difference,
@@ -128,7 +130,6 @@ from ..mining.scene_edits import drawable_triplets, synthetic_shards
 from ..mining.synthetic import mine_keyword_triplets
 from ..mining.triplet_images import WorldGenerator, passed_filters, quantile_thresholds, scored_pairs
 from ..retrieval.protocol import result_rows
-from ..retrieval.statistics import bootstrap_ci
 from ..training.loop import BaseObjective, accelerator_for, adamw, update
 from ..train import settings, train_or_load
 
@@ -737,8 +738,9 @@ def caption_differences(per_query, a: str, b: str, task: str = '', k: int = 1, s
     return contrast(mine[mine.task == task] if task else mine, {a: 1, b: -1}, k=k, seed=seed)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #e4a75026
-def forgetting_evidence(per_query, before: str, after: str, seed: int = 0) -> dict:
-    "C10: the first stage alone is better than after the second, in every direction and every metric."
+def forgetting_evidence(per_query, before: str, after: str, seed: int = 0, departures: str = '') -> dict:
+    """C10: the first stage alone is better than after the second, in every direction and every metric; `departures`:
+    as of `recipe_departures`."""
     if after not in set(per_query.method):
         return {}
     mine, lines = per_query[per_query.method.isin([before, after])], []
@@ -747,7 +749,7 @@ def forgetting_evidence(per_query, before: str, after: str, seed: int = 0) -> di
         found = contrast(scored, {before: 1, after: -1}, of='score', seed=seed)
         name = f'R@{k}' if metric == 'recall' else metric
         lines.append(claim_evidence(found, f'{t}, {name}: stage 1 − stages 1 and 2'))
-    return {'C10': lines}
+    return {'C10': judged_recipe(of_compodiff(lines), departures)}
 
 
 def caption_comparisons(run: CaptionRun, seed: int = 0) -> dict:  # (row, row, direction) -> comparison
@@ -1243,22 +1245,38 @@ def loss_changes(curves: pd.DataFrame) -> pd.DataFrame:  # seed, step; a column 
     return v.pivot(index=['seed', 'step'], columns='method', values='change')
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #2ea3d919
+NOT_LEARNED = 'the network that predicts noise is not better than the untrained one'
+
+
 def steadiness_evidence(changes: pd.DataFrame, seed: int = 0) -> dict:  # a line
-    "How much more the loss changes where noise is predicted; bootstrap over seeds and records."
+    "How much more the loss changes where noise is predicted, over seeds and records."
     what = 'mean change of the loss between records, noise − clean embedding'
     if len(changes) < 3:
         return untested(f'{what}: fewer than three changes')
-    d = (changes[PREDICTS_NOISE] - changes[PREDICTS_X0]).to_numpy()
-    diff, low, high = bootstrap_ci(d, seed=seed)
-    return dict(what=what, diff=diff, low=low, high=high, n=len(d), unit=' % of the loss')
+    long = changes.rename_axis(columns='method').stack().rename('score').reset_index()
+    scored = long.assign(draw=0, task='loss', query_id=long.step.map('step {}'.format))
+    found = contrast(scored, {PREDICTS_NOISE: 1, PREDICTS_X0: -1}, of='score', families=False, seed=seed)
+    return claim_evidence(found, what) | dict(unit=' % of the loss')
 
 
-def prediction_evidence(run: MatrixRun, changes: pd.DataFrame, seed: int = 0) -> dict:
-    "C18: the clean embedding gives the better score on every benchmark, and the steadier loss."
+def has_learned(run: MatrixRun, method: str, seed: int = 0) -> bool:
+    "Is a network better than the untrained one, where that was run, on a benchmark?"
+    pair = method, 'compodiff_untrained'
+    if 'compodiff_untrained' not in run.titles:
+        return True
+    found = {n: denoiser_differences(run, *pair, n, seed) for n in metric_titles(run)}
+    return any(verdict(c) == 'better' for c in corrected(found).values())
+
+
+def prediction_evidence(run: MatrixRun, changes: pd.DataFrame, seed: int = 0, departures: str = '') -> dict:
+    """C18: the clean embedding gives the better score on every benchmark, and the steadier loss. The loss of a network
+    that has not learned says nothing; `departures`: as of `recipe_departures`."""
     pair = PREDICTS_X0, PREDICTS_NOISE
     found = {title: denoiser_differences(run, *pair, n, seed) for n, title in metric_titles(run).items()}
     lines = [claim_evidence(c, f'{title}, clean embedding − noise') for title, c in found.items()]
-    return {'C18': [*lines, steadiness_evidence(changes, seed)]}
+    learned = has_learned(run, PREDICTS_NOISE, seed)
+    steady = steadiness_evidence(changes, seed) if learned else untested(f'the steadier loss: {NOT_LEARNED}')
+    return {'C18': judged_recipe(of_compodiff([*lines, steady]), departures)}
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #9ca1f6c3
 def prediction_finding(run: MatrixRun, found: dict, changes: pd.DataFrame) -> str:
@@ -1266,7 +1284,8 @@ def prediction_finding(run: MatrixRun, found: dict, changes: pd.DataFrame) -> st
     said = differences_finding(run, found, PREDICTS_X0)
     means = {v.title: changes[m].mean() for m, v in PREDICTION_VARIANTS.items()}
     steady = ', '.join(f'{title} {mean:.1f}' for title, mean in means.items())
-    return f'{said}. Change of the loss between records, percent of it: {steady}'
+    alone = '' if has_learned(run, PREDICTS_NOISE) else f'; {NOT_LEARNED}'
+    return f'{said}. Change of the loss between records, percent of it: {steady}{alone}'
 
 
 def prediction_figure(curves: pd.DataFrame):

@@ -32,6 +32,7 @@ from cis_nb.experiments.comparison import (
     chance,
     compare,
     corrected,
+    format_interval,
     format_uncertainty,
     lead_in_words,
     rival_leads,
@@ -440,8 +441,8 @@ def comparison_sentence(c: dict, titles: dict) -> str:
     "One sentence on a comparison from `compare`: verdict, difference and interval."
     said = VERDICT_PHRASES.get(verdict(c), f'{verdict_in_words(c)} against')
     return (
-        f'{titles[c["a"]]} **{said}** {titles[c["b"]]}: {c["diff"]:+.1f} points, '
-        f'95 % interval {c["low"]:+.1f} to {c["high"]:+.1f}, {c["n"]:,} queries, references redrawn.'
+        f'{titles[c["a"]]} **{said}** {titles[c["b"]]}: {format_interval(c)} points, '
+        f'95 % interval over {"seeds and " * (c["seeds"] > 0)}references, {c["n"]:,} queries.'
     )
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #c5735463

@@ -277,9 +277,11 @@ def strongest_on(run: MatrixRun, name: str) -> str:
 
 
 def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchmark) -> comparison
-    "Of the comparisons of `main_leads` those with the baseline that validation chose for each benchmark."
-    strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found)}
-    return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest[name]}
+    """Of the comparisons of `main_leads` those with the baseline that validation chose for each benchmark; none where
+    no query has a reference, since nothing is fused there."""
+    fused = {n for n, b in run.benchmarks.items() if any(t.queries.reference.notna().any() for t in b.tasks.values())}
+    strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found) if name in fused}
+    return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest.get(name)}
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #fba01129
 def prompt_clause(judged: dict, entries: list) -> str:

@@ -533,12 +533,13 @@ def lead_and_oracle(found: dict, method: str, task: str, strongest: str) -> str:
     return f'{said}, {lead_in_words(found[method, oracle, task])}, which an oracle that knows the kind would choose'
 
 
-def oracle_clause(found: dict, titles: dict, method: str, task: str, strongest: str) -> str:
-    "For a headline: a method against the harder baseline that only an oracle would choose; empty if there is none."
-    c = found[method, oracle := oracle_baseline(found, method, task), task]
+def oracle_clause(found: dict, titles: dict, methods: list, task: str, strongest: str) -> str:
+    "For a headline: methods against the harder baseline that only an oracle would choose; empty if there is none."
+    oracle = oracle_baseline(found, methods[0], task)
     if oracle == strongest:
         return ''
-    said = f'{titles[method]} {format_interval(c)} ({verdict_in_words(c)})'
+    mine = {m: found[m, oracle, task] for m in methods}
+    said = ', '.join(f'{titles[m]} {format_interval(c)} ({verdict_in_words(c)})' for m, c in mine.items())
     return f'; against {titles[oracle]}, which scores highest on these queries: {said}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #5e6f0365
