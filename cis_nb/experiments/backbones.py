@@ -186,19 +186,18 @@ def mean_rows(results, method: str, backbones) -> pd.DataFrame:  # value, ci_low
 
 
 def recall_figure(results, per_query, accuracy: dict, labels: dict):
-    "Mean R@1 of both methods against the accuracy of the backbone; `labels`: backbone -> text beside its point."
+    "Mean R@1 of both methods against the accuracy of the backbone; `labels`: backbone -> text below its points."
     fig, ax = page(3.6)
-    x, recall = np.array(list(accuracy.values())), mean_recalls(per_query)
+    x = np.array(list(accuracy.values()))
     for m, title in METHODS_COMPARED.items():
         r = mean_rows(results, m, accuracy)
         draw_intervals(ax, x, r.value, r.ci_low, r.ci_high, m, label=title)
         a, b = np.polyfit(x, r.value, 1)
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, a * ends + b, color=color(m), lw=1, ls='--')
-    for b, percent in accuracy.items():
-        near, side = ((7, -9), 'left') if percent < 70 else ((-7, 9), 'right')
-        about = dict(xytext=near, ha=side, textcoords='offset points', fontsize=8.5)
-        ax.annotate(labels[b], (percent, recall[f'combiner, {b}']), **about)
+    for k, b in enumerate(sorted(accuracy, key=accuracy.get)):  # on two lines at the bottom, below all points
+        near = dict(xytext=(0, 4 + 11 * (k % 2)), ha='center', textcoords='offset points', fontsize=8.5)
+        ax.annotate(labels[b], (accuracy[b], 0), **near)
     ax.margins(x=0.13)
     ax.set(xlabel='zero-shot accuracy on single objects (%)', ylabel='mean R@1 on GeneCIS (%)', ylim=(0, None))
     ax.set_title('GeneCIS recall against zero-shot accuracy')

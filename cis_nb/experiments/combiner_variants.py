@@ -359,7 +359,7 @@ def size_figure(per_query: pd.DataFrame, sizes: list):
     ax.grid(axis='y')
     ax.set(xlabel='number of mined triplets', ylabel='mean R@1 (%)')
     ax.set_title('Mean R@1 by the number of triplets; the band spans the seeds')
-    ax.legend(loc='lower right')
+    ax.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     return fig
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #282bcf09

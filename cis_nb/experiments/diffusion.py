@@ -526,10 +526,12 @@ def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
 
 def refused_tasks(run: MatrixRun) -> pd.DataFrame:  # method, benchmark, task, why
     "The tasks that methods have refused, each once, the benchmarks by their titles."
-    named = {b.name: api.get('benchmark', registered_name(b)).title for b in run.benchmarks.values()}
+    plugins = [api.get('benchmark', n) for n in api.names('benchmark')]
+    titles = {name.split('/')[0]: plugin.title for plugin in plugins for name in plugin.main}
     t = run.unsolved.drop(columns='draw')
     why = [w.split('; ')[0].removeprefix(f'{b}/{task}: ') for b, task, w in zip(t.benchmark, t.task, t.why)]
-    return t.assign(benchmark=t.benchmark.map(named), why=why).drop_duplicates()
+    named = [titles.get(b.split('/')[0], b) for b in t.benchmark]
+    return t.assign(benchmark=named, why=why).drop_duplicates()
 
 
 def share_note(run: MatrixRun) -> str:
