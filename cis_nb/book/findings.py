@@ -23,14 +23,13 @@ COLUMNS = ['profile', 'experiment', 'finding', 'seconds', 'date', 'device', 'lib
 WITH_FINDINGS = ('03', '06', '07', '08')
 
 
-def _finding(e) -> dict:
-    "What a finished experiment has found, with COLUMNS."
-    receipt, run = (read_record(e.folder / name)[0] for name in ('receipt.json', 'run.json'))
-    where = receipt['machine']
+def _finding(e, receipt: dict, world: str) -> dict:
+    "What a finished experiment has found, with COLUMNS; the sentence names the world of the queries."
+    run, where, said = read_record(e.folder / 'run.json')[0], receipt['machine'], receipt['headline']
     return dict(
         profile=e.profile,
         experiment=e.name,
-        finding=receipt['headline'],
+        finding=said if world in said else f'In {world}: {said}',
         seconds=round(run['seconds']),
         date=receipt['created'][:10],
         device=where['gpu'] or where['cpu'],
@@ -58,10 +57,13 @@ def add_findings(rows: list, file: Path = None) -> pd.DataFrame:
 def keep_findings(profile: str, data: str = '') -> list:  # of the experiments' names
     "Keep what the finished experiments of a profile have found, and their evidence on claims."
     from cis_nb.experiments.claims import keep_receipts  # seconds, which other commands need not wait
+    from cis_nb.experiments.comparison import query_parameters, world_of
 
     ran = [e for e in experiments(profile, data).values() if e.chapter[:2] in WITH_FINDINGS and done(e)]
-    add_findings([_finding(e) for e in ran])
-    keep_receipts({f'{profile}/{e.name}': read_record(e.receipt)[0] for e in ran})
+    receipts = {e.name: read_record(e.receipt)[0] for e in ran}
+    worlds = {name: world_of(query_parameters(r, receipts)) for name, r in receipts.items()}
+    add_findings([_finding(e, receipts[e.name], worlds[e.name]) for e in ran])
+    keep_receipts({f'{profile}/{name}': r for name, r in receipts.items()})
     return [e.name for e in ran]
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00008

@@ -38,7 +38,6 @@ from .runner import contents, damage, done, heading, unreadable
 from .. import api
 from ..core.experiment_files import experiments, notebooks, read_notebook, read_record, tags
 from ..core.store import fingerprint, project_root, replace_synced, storage_faults_named
-from ..data.roots import is_world
 
 # %% ../../nbs/10_book/01_site.ipynb #a5735311
 ASSETS = Path(find_spec('cis_nb').origin).parent / 'assets' / 'book'
@@ -570,11 +569,11 @@ def _chapter_row(name: str, found: dict, states: dict, profile: str) -> dict:
     )
 
 
-def chapter_table(names: list, found: dict, states: dict, profile: str, worlds: dict) -> str:
-    "All chapters by part, as HTML, each with its world (page -> seed)."
+def chapter_table(names: list, found: dict, states: dict, profile: str, queries: dict) -> str:
+    "All chapters by part, as HTML, each with the world and splits of its queries (page -> words)."
     rows = {
         part: [
-            _chapter_row(n, found, states, profile) | dict(of_world=worlds.get(n))
+            _chapter_row(n, found, states, profile) | dict(queries=queries.get(n, ''))
             for n in names
             if n.startswith(begins)
         ]
@@ -674,8 +673,13 @@ def _over_seeds(rows: pd.DataFrame) -> pd.DataFrame:  # method -> mean, std, see
     return rows.groupby('method', sort=False).value.agg(mean='mean', std='std', seeds='size')
 
 # %% ../../nbs/10_book/01_site.ipynb #5db51237
+def _split_of(protocol) -> str:
+    "The split in the id of a protocol; '' where it names none, as that of a mean over tasks."
+    return str(protocol).partition('@')[2].rpartition('-')[0]
+
+
 def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
-    "The columns of the matrix: values by method, with title, page, its world and protocol."
+    "The columns of the matrix: values by method, with title, page, its world, split and protocol."
     out, known = [], api.main_metrics()
     for (page, benchmark), rows in table.groupby(['experiment', 'benchmark'], sort=False):
         if (main := known.get(benchmark)) is None:
@@ -688,8 +692,8 @@ def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
         for backbone, some in rows.groupby('backbone', sort=False):
             protocol, values = _main_protocol(some), _over_seeds(_of_one_protocol(some))
             about = dict(title=main.title, page=page, backbone=backbone, protocol=protocol, n=int(some.n.max()))
-            about |= dict(of_world=worlds.get(page), half=float((some.ci_high - some.ci_low).median() / 2))
-            out.append(dict(about, gallery=gallery, values=values))
+            about |= dict(of_world=worlds.get(page, ''), split=_split_of(protocol), gallery=gallery, values=values)
+            out.append(dict(about, half=float((some.ci_high - some.ci_low).median() / 2)))
     return out
 
 
@@ -758,7 +762,7 @@ def _matrix_tables(every: list) -> list:
     return [_matrix_table(g, every, _methods_in(sum(groups[:i], []))) for i, g in enumerate(groups)]
 
 
-def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # page -> the seed of its world
+def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # page -> its world in words
     """Methods against benchmarks as HTML, from the results of the evaluations; nothing without them. Tables differ in
     backbone or queries."""
     if 'method' not in table:
@@ -796,9 +800,9 @@ def _figure_order(e) -> tuple:
     return first, e.name
 
 # %% ../../nbs/10_book/01_site.ipynb #7d8e7258
-def _findings(found: dict, states: dict, folder: Path, worlds: dict, most: int = 6) -> str:
-    """The findings of up to `most` chapters as HTML, each with its world (page -> seed) and the figure of its card,
-    which is written to `folder`."""
+def _findings(found: dict, states: dict, folder: Path, queries: dict, most: int = 6) -> str:
+    """The findings of up to `most` chapters as HTML, each with the world and splits of its queries (page -> words) and
+    the figure of its card, which is written to `folder`."""
     shown = []
     for e in sorted(found.values(), key=_figure_order):
         wanted = e.name.startswith(('06_', '07_', '08_')) and states[e.name][0] == 'done' and len(shown) < most
@@ -807,7 +811,7 @@ def _findings(found: dict, states: dict, folder: Path, worlds: dict, most: int =
             folder.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(png)
             about = dict(title=_title(e.name, found), headline=json_or_empty(e.receipt).get('headline', ''))
-            shown.append(dict(about, page=e.name, of_world=worlds.get(e.name), file=f'{folder.name}/{file}'))
+            shown.append(dict(about, page=e.name, queries=queries.get(e.name, ''), file=f'{folder.name}/{file}'))
     return render_template('findings', findings=shown) if shown else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #ac2eaab7
@@ -848,7 +852,7 @@ MATRIX_NOTE = """Percent. A small ± is the standard deviation over training see
 one seed or no training.
 The last row is half a 95 % interval over queries, the median of the column:
 smaller differences say nothing without a test, and the page of a column has the tests.
-Compare within one column of one table: the same method has another number on other queries or in another world.
+Compare within one column of one table: the same method has another number on other queries, of another split or world.
 “page” links to a comparison on other queries.
 
 Set on validation queries of each benchmark: the weight of *Image + Text, tuned*, the ranges of *Score product*,
@@ -885,14 +889,32 @@ def _reading_paths(names: list) -> str:
     return '\n'.join(lines)
 
 # %% ../../nbs/10_book/01_site.ipynb #d717d575
+def _worlds(receipts: list) -> dict:  # page -> words
+    "The worlds of the queries of experiments."
+    from cis_nb.experiments.comparison import query_parameters, world_of  # seconds, which other commands need not wait
+
+    by_name = {r['experiment']: r for r in receipts}
+    return {name: world_of(query_parameters(r, by_name)) for name, r in by_name.items()}
+
+
+def _query_sets(table: pd.DataFrame, worlds: dict) -> dict:  # page -> words
+    "The world and the splits of the queries of pages, from all results; only for pages with a world."
+    splits = {}
+    for page, protocol in table.reindex(columns=['experiment', 'protocol']).drop_duplicates().itertuples(index=False):
+        splits.setdefault(page, {})[_split_of(protocol)] = None
+    named = {page: [*filter(None, some)] for page, some in splits.items()}
+    words = {page: [f'split{"s" * (len(some) > 1)} {", ".join(some)}'] for page, some in named.items() if some}
+    return {page: ', '.join([world, *words.get(page, [])]) for page, world in worlds.items() if world}
+
+
 def front_page(profile: str, found: dict, states: dict, names: list, src: Path, wall: float = 0) -> str:  # Markdown
     "The first page of the book; its figures are written below `src`/extra."
     words = {n: state for n, (state, _) in states.items()}
     receipts = [r for e in found.values() if (r := json_or_empty(e.receipt))]
     counts = map_counts(words, profile)
-    worlds = {r['experiment']: r['params'].get('world_seed') for r in receipts if is_world(r['params'].get('data'))}
-    matrix = method_matrix(results(found, states), worlds)
-    findings = _findings(found, states, src / 'extra' / 'figures', worlds)
+    worlds, table = _worlds(receipts), results(found, states)
+    matrix, queries = method_matrix(table, worlds), _query_sets(table, worlds)
+    findings = _findings(found, states, src / 'extra' / 'figures', queries)
     claims_page = _claims_receipt(found)[0]
     claims = f'Each claim with its test and effect: [claims]({claims_page}). Bars are scaled to the largest number.'
     sections = [
@@ -903,7 +925,7 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
         *(['## Methods and benchmarks', MATRIX_NOTE, matrix] if matrix else []),
         *(['## Claims of the papers', _verdicts(found), claims] if claims_page else []),
         '## Chapters',
-        chapter_table(names, found, states, profile, worlds),
+        chapter_table(names, found, states, profile, queries),
         '## Tables and figures by paper',
         _papers(counts),
         'All tables and figures: [the map](map).',

@@ -45,9 +45,11 @@ from cis_nb.experiments.comparison import (
     compare,
     corrected,
     forest_rows,
+    query_parameters,
     read_printed,
     verdict,
     verdict_in_words,
+    world_of,
 )
 from ..methods.late_fusion import BASELINES
 from ..methods.lincir import NOISES, sample_noise
@@ -579,11 +581,12 @@ class JudgedRun:
     sources: dict  # claim -> the experiment that it is judged by and on what, in words
 
 
-def tested_on(experiment: str, params: dict) -> str:
-    "An experiment with its backbones and data, in words."
-    data, given = params.get('data', WORLD), params.get('backbones') or [params.get('backbone', '')]
+def tested_on(experiment: str, receipt: dict, receipts: dict) -> str:  # experiment -> receipt
+    "An experiment with its backbones and the data of its queries, in words."
+    params, of = receipt['params'], query_parameters(receipt, receipts)
+    data, given = of.get('data', WORLD), params.get('backbones') or [params.get('backbone') or of.get('backbone', '')]
     backbones = f'backbone{"s" * (len(given) > 1)} {", ".join(given)}, ' if any(given) else ''
-    return f'{experiment}; {backbones}{data_title(data, data, params.get("world_seed"))}'
+    return f'{experiment}; {backbones}{world_of(of) or data_title(data, data)}'
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #977644a7
 def joined_evidence(receipts: dict) -> dict:  # claim -> comparisons, or why there are none
@@ -608,11 +611,11 @@ def without_covered(lines):  # a reason in words stays as it is
 
 def evidence_sources(receipts: dict) -> dict:  # claim -> words
     "The experiments whose receipts have evidence on a claim, in words."
-    claims_there = dict.fromkeys(claim for r in receipts.values() for claim in r.get('evidence', {}))
-    return {
-        claim: '; '.join(tested_on(name, r['params']) for name, r in receipts.items() if claim in r.get('evidence', {}))
-        for claim in claims_there
-    }
+    sources = {}
+    for name, r in receipts.items():
+        for claim in r.get('evidence', {}):
+            sources.setdefault(claim, []).append(tested_on(name, r, receipts))
+    return {claim: '; '.join(words) for claim, words in sources.items()}
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #a0159508
 def templates_folder(run: GenecisRun, params: dict):
@@ -632,10 +635,11 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     receipts = {name: r for name in others if (r := sibling_receipt(name))}
     verdicts = judge(run, templates_folder(run, params), composed_run, joined_evidence(receipts))
     made_here = '' if receipt else 'a small evaluation made here, since there is no receipt of '
-    sources = dict.fromkeys(tests(run, ''), tested_on(made_here + evaluation, params))
+    own = {evaluation: dict(params=params)}  # the evidence of its receipt is judged above
+    sources = dict.fromkeys(tests(run, ''), tested_on(made_here + evaluation, own[evaluation], own))
     if composed:
-        sources['G12'] = tested_on(composed_sets, composed['params'])
-    sources |= evidence_sources(receipts)
+        sources['G12'] = tested_on(composed_sets, composed, {})
+    sources |= evidence_sources(own | receipts)
     return JudgedRun(verdicts, run, params, not receipt, sources)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ba879a6b

@@ -9,8 +9,8 @@ __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'ORDER_NOTE', '
            'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference', 'difference_cell',
            'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
            'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
-           'recall_over_seeds', 'lead_in_words', 'kind_of_rival', 'by_question', 'rival_leads', 'lead_table',
-           'lead_forest', 'shown_comparisons', 'contradictions']
+           'query_parameters', 'world_of', 'recall_over_seeds', 'lead_in_words', 'kind_of_rival', 'by_question',
+           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -20,6 +20,8 @@ import numpy as np
 import pandas as pd
 from .. import api
 from ..core.plotting import forest
+from ..data.datasets import data_title
+from ..data.roots import is_world
 from ..methods.late_fusion import BASELINES, ONE_WEIGHT
 from ..retrieval.statistics import families_of, hierarchical_bootstrap, holm, interval_over_seeds
 
@@ -417,7 +419,7 @@ def beside_paper(
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #4167ca04
 def protocol_line(protocols: list) -> str:
-    "The protocols of several tasks in one line: their ids, what they share, and whether one is partial."
+    "The protocols of several tasks in one line: ids, worlds, what they share, and whether one is partial."
 
     def values(field):
         return ' / '.join(sorted({getattr(p, field) for p in protocols}))
@@ -429,6 +431,7 @@ def protocol_line(protocols: list) -> str:
     ]
     repeats = [f'galleries of {p.benchmark} that name an image twice: {p.repeats}' for p in protocols if p.repeats]
     words = [
+        *sorted({p.data for p in protocols if p.data}),
         f'text: “{values("prompt")}”',
         f'reference {values("reference")}',
         f'ties {values("ties")}',
@@ -439,6 +442,18 @@ def protocol_line(protocols: list) -> str:
         if protocols
         else 'no protocol: nothing was measured'
     )
+
+
+def query_parameters(receipt: dict, receipts: dict) -> dict:  # experiment -> receipt
+    "The parameters that draw the queries of an experiment: those of the one that `queries` names, else its own."
+    own = receipt['params']
+    return receipts.get(str(own.get('queries')), receipt)['params']
+
+
+def world_of(params: dict) -> str:
+    "The drawn world of queries with these parameters (see `query_parameters`); '' for other data."
+    data = params.get('data', params.get('shelves'))
+    return data_title(data, data, params['world_seed']) if is_world(data) and 'world_seed' in params else ''
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #0ecedf32
 def recall_over_seeds(results, method: str) -> str:
