@@ -6,31 +6,32 @@
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'MIX', 'PRINTED', 'CIRR_PARTS',
            'HEADINGS', 'PSEUDO_WORDS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS',
            'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
-           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS', 'COMPOSITION_ORDER',
-           'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser',
-           'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn',
-           'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly',
-           'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks',
-           'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'benchmark_samplers',
-           'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table', 'leads_forest',
-           'mix_in_words', 'diffusion_trainings', 'refused_tasks', 'share_note', 'rerank_note', 'steps_in_words',
-           'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable',
-           'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs',
+           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ACTS', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS',
+           'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler',
+           'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states',
+           'encoded_in_turn', 'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler',
+           'samplers_of', 'evenly', 'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries',
+           'one_benchmark', 'all_benchmarks', 'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun',
+           'registered_name', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads',
+           'leads_table', 'leads_forest', 'mix_in_words', 'diffusion_trainings', 'refused_tasks', 'share_note',
+           'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'ends_note',
+           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs',
            'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
            'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
-           'first_of', 'EditedSum', 'edited_sum', 'search_lines', 'negative_search', 'search_effect', 'search_effects',
-           'searches_table', 'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs',
-           'place_search', 'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene',
-           'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'first_of', 'EditedSum', 'edited_sum', 'edited_sums', 'edited_sums_note', 'search_lines', 'negative_search',
+           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
            'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
            'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
            'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff',
            'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note',
            'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
-           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'against_baselines', 'cirr_rivals',
-           'cirr_words', 'cirr_forest', 'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line',
-           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'strongest_forest', 'against_baselines',
+           'cirr_rivals', 'cirr_words', 'cirr_forest', 'acts_words', 'compodiff_finding', 'compodiff_reading',
+           'control_evidence', 'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
+           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -76,6 +77,7 @@ from cis_nb.experiments.comparison import (
     contrast,
     by_question,
     corrected,
+    doubt_note,
     forest_rows,
     difference_cell,
     format_difference,
@@ -562,9 +564,10 @@ def sampler_note(run: SampledRun) -> str:
     if not run.samplers:
         return f'The sampler: {own}.'
     most = max(len(c.scores) for c in run.samplers.values())
+    fusion = api.method_style('image_text_tuned').title
     said = (
         f'The sampler: the best of {most} settings on labelled validation queries of the benchmark, in a table below '
-        f'(the tuned sum has {len(TEXT_WEIGHTS)} weights); where there are none, that of the training ({own}).'
+        f'({fusion}, has {len(TEXT_WEIGHTS)} weights); where there are none, that of the training ({own}).'
     )
     fixed = dict.fromkeys(
         e.title for e in run.entries if e.run and not isinstance(e.method, (CompoDiffMethod, ReRanker))
@@ -887,6 +890,7 @@ def first_of(method, images: LabelledImages, q: pd.DataFrame, k: int = 10, negat
 class EditedSum(FeatureMethod):
     "Image + Text that subtracts a negative text, and leaves the masked part out of the reference."
 
+    weight: float = 0.5  # share of the text
     away: float = 1.0  # weight of the negative text
 
     @torch.no_grad()
@@ -895,7 +899,7 @@ class EditedSum(FeatureMethod):
         if queries.mask is not None:
             pixels = torch.stack([self.backbone.preprocess(queries.images.load(r)) for r in queries.references])
             ref = self.backbone.encode_image(masked_pixels(pixels, queries.mask)).float().cpu()
-        q = image_text(ref, self.read([t for (t,) in queries.texts])).cpu()
+        q = image_text(ref, self.read([t for (t,) in queries.texts]), self.weight).cpu()
         if queries.negative is not None:
             q = q - self.away * _unit(self.read(list(queries.negative)).cpu())
         return _unit(q)
@@ -908,16 +912,28 @@ def _unit(x) -> torch.Tensor:
 AWAY_WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0)  # of the negative text
 
 
-def edited_sum(backbone, images: LabelledImages = None, q: pd.DataFrame = None, k: int = 10) -> Entry:
-    "The rival; with queries `q` that tune it, its weight is the best by the share of right results."
-    m = EditedSum(name='image_text', title=api.method_style('image_text').title, backbone=backbone)
-    if q is not None:
-        right = {}
-        for w in AWAY_WEIGHTS:
-            top = first_of(replace(m, away=w), images, q, k, map(with_article, q.forbidden))
-            right[w] = (shows(images, top, q.wanted) & ~shows(images, top, q.forbidden)).mean()
-        m = replace(m, away=max(right, key=right.get))
-    return Entry(m)
+def edited_sum(m: EditedSum, images: LabelledImages, q: pd.DataFrame, k: int = 10) -> Entry:
+    "A rival with the weight of the negative text that is best on queries `q` by the share of right results."
+    right = {}
+    for w in AWAY_WEIGHTS:
+        top = first_of(replace(m, away=w), images, q, k, map(with_article, q.forbidden))
+        right[w] = (shows(images, top, q.wanted) & ~shows(images, top, q.forbidden)).mean()
+    return Entry(replace(m, away=max(right, key=right.get)))
+
+
+def edited_sums(run: MatrixRun, images: LabelledImages, q: pd.DataFrame, k: int = 10) -> list:  # of Entry
+    "The rivals, each an `edited_sum`: equal weights, and the text weight that was tuned on CIRR, where it was."
+    task, weights = api.main_metrics()['cirr'].task, dict(image_text=0.5)
+    for m in [e.method for e in run.entries if isinstance(e.method, TunedSum)]:
+        weights |= {m.name: m.weights[task]} if task in m.weights else {}
+    about = [dict(name=name, title=api.method_style(name).title, weight=w) for name, w in weights.items()]
+    return [edited_sum(EditedSum(backbone=run.model, **given), images, q, k) for given in about]
+
+
+def edited_sums_note(sums: list) -> str:
+    "The weights of the rivals, for below a table."
+    said = [f'{e.title}: {e.method.weight:g} of the text, {e.method.away:g} of the negative text' for e in sums]
+    return f'weights of the rivals: {"; ".join(said)}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00029
 NEGATIVE_SEARCHES = dict(none=None, forbidden='forbidden', other='other')  # search -> column of its negative text
@@ -951,9 +967,30 @@ def search_effect(found: pd.DataFrame, method: str, a: str, b: str, score: str, 
 
 
 def search_effects(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:  # (method, a, b, score) -> comparison
-    "Search `a` minus search `b`, for each of `pairs`, of each method in each score; corrected together."
-    about = [(m, a, b, s) for m in dict.fromkeys(found.method) for a, b in pairs for s in scores]
-    return corrected({(m, a, b, s): search_effect(found, m, a, b, s, seed) for m, a, b, s in about})
+    "Search `a` minus search `b`, for each of `pairs`, in each score; corrected for each method by itself."
+    about, effects = [(a, b, s) for a, b in pairs for s in scores], {}
+    for m in dict.fromkeys(found.method):
+        effects |= corrected({(m, *of): search_effect(found, m, *of, seed) for of in about})
+    return effects
+
+
+def effects_note(effects: dict) -> str:
+    "`doubt_note` of `search_effects`."
+    return 'each method by itself: ' + doubt_note(c for (m, *_), c in effects.items() if m == ZERO_SHOT)
+
+
+def effect_leads(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:
+    """Search `a` minus search `b` of stage 2 minus the same of each other method, for each of `pairs` in each score:
+    (stage 2, rival, a, b, score) -> comparison, corrected `by_question`."""
+    searches = found.assign(method=found.method + ' ' + found.search)
+
+    def lead(rival, a, b, score):
+        weights = {f'{m} {name}': x * y for m, x in ((ZERO_SHOT, 1), (rival, -1)) for name, y in ((a, 1), (b, -1))}
+        return contrast(searches, weights, of=score, seed=seed)
+
+    rivals = [m for m in dict.fromkeys(found.method) if m != ZERO_SHOT]
+    about = [(r, a, b, s) for r in rivals for a, b in pairs for s in scores]
+    return by_question({(ZERO_SHOT, *of): lead(*of) for of in about})
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #4ec8ac55
 def searches_table(found: pd.DataFrame, effects: dict, names: dict, titles: dict, scores: dict) -> pd.DataFrame:
@@ -968,6 +1005,15 @@ def searches_table(found: pd.DataFrame, effects: dict, names: dict, titles: dict
                 row[heading] = f'{mine[s].mean():.1f}'.replace('-', '−') + effect
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def effect_leads_table(leads: dict, names: dict, titles: dict, scores: dict) -> pd.DataFrame:
+    "A row a rival and pair of searches: the change of stage 2 minus that of the rival in each score."
+    rows = {}
+    for (_, r, a, b, s), c in leads.items():
+        row = rows.setdefault((r, a, b), {'rival': titles[r], 'change': f'{names[a]} − {names[b]}'})
+        row[scores[s]] = difference_cell(c, change)
+    return pd.DataFrame(rows.values())
 
 
 def effect_forest(effects: dict, pairs: dict, score: str, titles: dict, title: str) -> Page:
@@ -1561,38 +1607,39 @@ def inactive_weights(grid: pd.DataFrame, at: tuple, seed: int = 0) -> str:
     return ' '.join(said)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004a
-def _said_beside(effects: dict, words: dict, rival: str, of: tuple) -> str:
-    "Further comparisons in brackets: {words: (method, a, b, score)}, and that of the rival where it is there."
-    found = words | ({rival: ('image_text', *of)} if ('image_text', *of) in effects else {})
-    return '; '.join(f'{what} {format_interval(effects[key])}' for what, key in found.items())
+def _said_beside(effects: dict, words: dict, leads: dict, of: tuple) -> str:
+    "Further comparisons in brackets: {words: (method, a, b, score)}, and the change minus that of each rival."
+    said = [f'{what} {format_interval(effects[key])}' for what, key in words.items()]
+    rivals = {api.method_style(r).title: c for (_, r, *about), c in leads.items() if tuple(about) == of}
+    return '; '.join([*said, *(f'minus that of {r} {difference_cell(c, change)}' for r, c in rivals.items())])
 
 
-def negative_words(effects: dict) -> str:
-    "What a negative text does to the share of forbidden results, beside the control and the rival."
+def negative_words(effects: dict, leads: dict) -> str:
+    "What a negative text does to the share of forbidden results, beside the control and the rivals."
     of = ('forbidden', 'none', 'forbidden')
     other = {'against a negative text of another object': (ZERO_SHOT, 'forbidden', 'other', 'forbidden')}
-    beside = _said_beside(effects, other, 'a subtraction from Image + Text', of)
+    beside = _said_beside(effects, other, leads, of)
     said = format_difference(effects[ZERO_SHOT, *of], change)
     return f'Share of results with the forbidden object, negative text − none {said} ({beside})'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #037c6177
-def mask_words(effects: dict) -> str:
-    "Whether a mask localises the edit, beside the box around it and the rival."
+def mask_words(effects: dict, leads: dict) -> str:
+    "Whether a mask localises the edit, beside the box around it and the rivals."
     of = ('mask', 'none', 'localised')
     others = {
         'objects outside the mask kept': (ZERO_SHOT, 'mask', 'none', 'kept'),
         'the box around it': (ZERO_SHOT, 'box', 'none', 'localised'),
     }
-    beside = _said_beside(effects, others, 'Image + Text without the masked part', of)
+    beside = _said_beside(effects, others, leads, of)
     return f'Edits in the mask, with − without {format_difference(effects[ZERO_SHOT, *of], change)} ({beside})'
 
 
-def place_words(effects: dict) -> str:
-    "Whether a mask says where the edit is, beside the box around it and the rival; empty without drawn pairs."
-    if not effects:
-        return ''
+def place_words(effects: dict, leads: dict) -> str:
+    "Whether a mask says where the edit is, beside the box around it and the rivals; empty without drawn pairs."
     of, box = ('mask', 'none', 'inside'), {'the box around it': (ZERO_SHOT, 'box', 'none', 'inside')}
-    beside = _said_beside(effects, box, 'Image + Text without the masked part', of)
+    if (ZERO_SHOT, *of) not in effects:
+        return ''
+    beside = _said_beside(effects, box, leads, of)
     said = format_difference(effects[ZERO_SHOT, *of], change)
     return f'Of two drawn edits, the one inside the mask comes first: with a mask − without {said} ({beside})'
 
@@ -1620,6 +1667,14 @@ def strongest_note(run: MatrixRun, found: dict) -> str:
         chosen.setdefault(run.titles[rival], []).append(main_metric(name, run.results).title)
     said = '; '.join(f'{title} ({", ".join(metrics)})' for title, metrics in chosen.items())
     return f'baseline chosen by validation, where there are no such queries Image + Text: {said}'
+
+
+def strongest_forest(run: MatrixRun, found: dict) -> Page | None:
+    "A line for each of `strongest_pairs`; None without comparisons."
+    pairs = strongest_pairs(run, found)
+    shown = {f'{main_metric(b, run.results).title}, minus {run.titles[r]}': found[b, r] for b, r in pairs}
+    title = f'{run.titles[ZERO_SHOT]} − the baseline that validation chose'
+    return forest(forest_rows(shown), 'difference in the main metric, points', title) if shown else None
 
 
 def against_baselines(run: MatrixRun, found: dict) -> str:
@@ -1653,32 +1708,40 @@ def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
     return forest(forest_rows(shown), 'difference in CIRR R@1, points', title) if shown else None
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510d
-def compodiff_finding(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> str:
-    """Stage 2 against baselines and rivals (`diffusion_leads`); effects of negative texts and masks (`search_effects`);
-    `placed` is empty without drawn pairs."""
-    acts = {
-        'forbidden objects with a negative text': negative[ZERO_SHOT, 'forbidden', 'none', 'forbidden'],
-        'objects outside a mask kept': masked[ZERO_SHOT, 'mask', 'none', 'kept'],
-    }
-    if placed:
-        acts['pairs of drawn edits with the one inside the mask first'] = placed[ZERO_SHOT, 'mask', 'none', 'inside']
-    said = {what: f'{what} {difference_cell(c, change)}' for what, c in acts.items()}
-    for what, effects, key in (
-        ('forbidden objects with a negative text', negative, ('forbidden', 'none', 'forbidden')),
-        ('pairs of drawn edits with the one inside the mask first', placed, ('mask', 'none', 'inside')),
-    ):
-        if ('image_text', *key) in effects:
-            said[what] += f' (Image + Text {format_interval(effects["image_text", *key])})'
+ACTS = {  # what the finding says of the searches: words -> searches and score of an effect
+    'forbidden objects with a negative text': ('forbidden', 'none', 'forbidden'),
+    'objects outside a mask kept': ('mask', 'none', 'kept'),
+    'pairs of drawn edits with the one inside the mask first': ('mask', 'none', 'inside'),
+}
+
+
+def acts_words(effects: dict, leads: dict) -> str:
+    "The effects of `ACTS` on stage 2, each minus that of Image + Text, with the tuned weight where there is one."
+    said = []
+    for what, of in ACTS.items():
+        rivals = [r for r in ('image_text_tuned', 'image_text') if (ZERO_SHOT, r, *of) in leads]
+        beside = [
+            f' (minus that of {api.method_style(r).title} {difference_cell(leads[ZERO_SHOT, r, *of], change)})'
+            for r in rivals[:1]
+        ]
+        if (ZERO_SHOT, *of) in effects:
+            said.append(f'{what} {difference_cell(effects[ZERO_SHOT, *of], change)}' + ''.join(beside))
+    return ', '.join(said)
+
+
+def compodiff_finding(run: MatrixRun, found: dict, effects: dict, leads: dict) -> str:
+    """Stage 2 against baselines and rivals (`diffusion_leads`); effects of negative texts and masks (`search_effects`),
+    and minus those of rivals (`effect_leads`)."""
     first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
-    return f'{first}. In points: ' + ', '.join(said.values())
+    return f'{first}. Changes in points: {acts_words(effects, leads)}'
 
 
-def compodiff_reading(run: MatrixRun, found: dict, negative: dict, masked: dict, placed: dict) -> list:  # of texts
-    "Sampler, fine-tuning, negative texts and masks with their controls; `placed` is empty without drawn pairs."
+def compodiff_reading(run: MatrixRun, found: dict, effects: dict, leads: dict) -> list:  # of texts
+    "Sampler, fine-tuning, negative texts and masks with their controls; of drawn pairs where there are some."
     used = {c.best.steps for (name, _), c in run.samplers.items() if name == ZERO_SHOT}
     used = sorted(used or {zero_shot_entries(run.entries)[0].method.steps})
     sampler = f'Steps of the sampler of stage 2, chosen on validation queries: {", ".join(map(str, used))}'
-    searches = [negative_words(negative), mask_words(masked), place_words(placed)]
+    searches = [words(effects, leads) for words in (negative_words, mask_words, place_words)]
     return [sampler, *tuned_words(run, found), *filter(None, searches)]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b

@@ -28,6 +28,7 @@ from cis_nb.experiments.diffusion import (
     changing_query,
     composition_table,
     edit_holds,
+    effect_leads,
     evenly,
     extreme_losses,
     grid_values,
@@ -200,6 +201,17 @@ def test_an_effect_is_the_paired_difference_of_each_seed():
     assert table.bad[0] == '40.0' and table.bad[1].startswith('10.0; Δ −30.0 [')
     assert table.bad[1].endswith('] lower 2/2')  # fewer of them are no loss
     assert most_changed(found, 'compodiff', 'forbidden', 'none', 'forbidden', 0, 2) == ['2', '0']
+
+
+def test_a_rival_has_its_own_comparison_and_leaves_the_effect_of_stage_two_as_it_is():
+    mine = lines(dict(none=[50.0, 30.0, 40.0], forbidden=[20.0, 10.0, 0.0]))
+    rival = lines(dict(none=[50.0, 30.0, 40.0], forbidden=[40.0, 20.0, 30.0]), (-1,), method='image_text')
+    both, of = pd.concat([mine, rival]), ([('forbidden', 'none')], ['forbidden'])
+    ((key, lead),) = effect_leads(both, *of).items()
+    assert key == ('compodiff', 'image_text', 'forbidden', 'none', 'forbidden')
+    assert lead['by_seed'] == pytest.approx([-20.0, -20.0]) and lead['family'] == 1
+    (alone,), (beside, _) = (search_effects(found, *of).values() for found in (mine, both))
+    assert alone == beside
 
 
 class Flat:
@@ -437,9 +449,9 @@ def test_a_page_says_one_verdict_of_a_search():
     scores = [f'score {k}' for k in range(9)]
     many = weak.assign(**{s: rng.normal(0, 1, len(weak)) for s in scores})
     effects = search_effects(many, NEGATIVE_PAIRS, ['forbidden', *scores])
-    assert verdict(by_own_p(alone)) == 'worse' and '(undecided' in negative_words(effects), (
+    assert verdict(by_own_p(alone)) == 'worse' and '(undecided' in negative_words(effects, {}), (
         alone,
-        negative_words(effects),
+        negative_words(effects, {}),
     )
 
 
