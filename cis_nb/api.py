@@ -351,8 +351,11 @@ def config_rows(config: BaseModel) -> list:
 
 
 def resolve_method(given: dict) -> str:
-    "The method that training parameters mean; auto: the one that makes the backbone's weights, else lincir."
+    """The method that training parameters mean; auto: the one that makes the backbone's weights, else lincir.
+    ValueError if it is no text."""
     method = given.get('method', 'auto')
+    if not isinstance(method, str):
+        raise ValueError(f'method: {_shown(method)} is not a name; {_choices("", names("method"))}')
     return (backbone_maker(given) or 'lincir') if method == 'auto' else method
 
 

@@ -21,6 +21,7 @@ from cis_nb.core.experiment_files import (
     chapter_settings,
     code_cells,
     defaults,
+    examples,
     experiments,
     notebooks,
     read_notebook,
@@ -114,6 +115,13 @@ def test_a_notebook_is_clean_and_has_its_parts(path):
     if known is not None:
         assert not any(map(skipped_by_tests, code)), 'papermill runs cells marked for people too'
         assert 'finish(' in code[-1]['source'], 'the last cell calls finish(...)'
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=named)
+def test_the_comment_of_an_empty_default_ends_with_an_example(path):
+    nb = read_notebook(path)
+    empty = {k: type(v) for k, v in (defaults(nb) or {}).items() if v in ([], {})}
+    assert {k: type(v) for k, v in examples(nb).items() if v} == empty, 'like [...] or like {...}'
 
 
 WITH_PARAMETERS = [p for p in NOTEBOOKS if any('parameters' in tags(c) for c in read_notebook(p)['cells'])]

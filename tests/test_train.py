@@ -85,6 +85,8 @@ def test_a_run_is_named_by_what_its_method_uses(monkeypatch):
         T.settings(dict(method='combiner', temprature=1))
     with pytest.raises(ValueError, match='known: image_only, .*contrastive, combiner'):
         T.settings(dict(method='combine'))
+    with pytest.raises(ValueError, match=r"method: \['lincir'\] is not a name; known: "):
+        T.settings(dict(method=['lincir']))
 
 
 @pytest.mark.parametrize('method', ['lincir', 'pic2word', 'searle'])

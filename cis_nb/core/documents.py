@@ -243,15 +243,35 @@ def read_records(path, kind=object, remedy: str = 'get it again') -> list:
     return [parse_json(s, kind, f'{path}, line {n}', remedy) for n, s in enumerate(lines, 1) if s.strip()]
 
 # %% ../../nbs/00a_core/06_documents.ipynb #a1787efb
+def _misread(node) -> str:
+    "Why a value of YAML is not what it looks like, or cannot be written again; '' if it is."
+    kind = node.tag.removeprefix('tag:yaml.org,2002:')
+    if kind == 'timestamp':
+        return f'{node.value} would be a date: write it as text in quotes'
+    if kind in ('int', 'float') and ':' in node.value:
+        return f'{brief(node.value)} would be a number of base 60: write the plain number, or text in quotes'
+    if kind == 'int' and re.fullmatch(r'[-+]?0[\d_]+', node.value):
+        return f'{brief(node.value)} would be an octal number: write the plain number, or text in quotes'
+    if kind == 'str' and re.search(r'[\ud800-\udfff]', node.value):
+        return f'{ascii(node.value)[:60]} has half of a surrogate pair: write the character itself'
+    return ''
+
+
 class _Loader(yaml.SafeLoader):
-    "YAML without aliases, each key once."
+    "YAML of plain values without aliases and tags, each key once."
 
     def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):
-            raise ValueError(
-                f'line {self.peek_event().start_mark.line + 1} has an alias (*name): write the value itself'
-            )
-        return super().compose_node(parent, index)
+        event = self.peek_event()
+        at = f'line {event.start_mark.line + 1}'
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f'{at} has an alias (*name): write the value itself')
+        if event.tag is not None:
+            tag = event.tag.replace('tag:yaml.org,2002:', '!!')
+            raise ValueError(f'{at} has a tag ({tag}): write the value without it, or text in quotes')
+        node = super().compose_node(parent, index)
+        if why := _misread(node):
+            raise ValueError(f'{at}: {why}')
+        return node
 
     def construct_mapping(self, node, deep=False):
         keys = [k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode)]
@@ -261,7 +281,8 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path):
-    "The content of a YAML file; ValueError if it is none, has an alias, gives a key twice or is nested too deep."
+    """The content of a YAML file. ValueError if it is none, is nested too deep, gives a key twice, or has an alias, a
+    tag, a date, a number in octal or sexagesimal notation, or half of a surrogate pair."""
     try:
         loader = _Loader(read_text(path))
         return loader.get_single_data()
@@ -269,5 +290,5 @@ def read_yaml(path):
         raise ValueError(f'{path}: its lists are nested too deep; write lines like `name: value`') from None
     except yaml.YAMLError as e:
         raise ValueError(f'{path} is not YAML: {e}') from None
-    except ValueError as e:
+    except Exception as e:  # the constructors of PyYAML raise others too
         raise ValueError(f'{path} is not YAML of this kind: {e}') from None

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['Texts', 'OUTPUT_FIELDS', 'TimeStamp', 'RunName', 'RECORDS', 'NotebookOutput', 'CellMetadata', 'NotebookCell',
-           'Notebook', 'read_notebook', 'tags', 'code_cells', 'defaults', 'optional_names', 'read_params', 'notebooks',
-           'chapter_of', 'chapter_settings', 'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code',
-           'all_code', 'texts_in', 'experiment_files', 'experiments', 'ReceiptMachine', 'ReceiptParams', 'Receipt',
-           'RunInputs', 'RunRecord', 'Failure', 'read_record', 'foreign_receipt', 'read_receipt', 'receipt_path',
-           'parameters', 'names_experiment', 'trained_weights', 'collect_parameters']
+           'Notebook', 'read_notebook', 'tags', 'code_cells', 'defaults', 'optional_names', 'examples', 'read_params',
+           'notebooks', 'chapter_of', 'chapter_settings', 'skipped_by_tests', 'Experiment', 'file_hash',
+           'installed_code', 'all_code', 'texts_in', 'experiment_files', 'experiments', 'ReceiptMachine',
+           'ReceiptParams', 'Receipt', 'RunInputs', 'RunRecord', 'Failure', 'read_record', 'foreign_receipt',
+           'read_receipt', 'receipt_path', 'parameters', 'names_experiment', 'trained_weights', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -151,15 +151,30 @@ def defaults(nb: dict, source: str = '') -> dict:  # None for a notebook without
     return dict(_literal(s, source) for s in _statements(_parameters_cell(nb, source), source))
 
 
+def _with_comments(nb: dict) -> list:
+    "Name, default and lines of each parameter, from where it is set to where the next one is."
+    source = _parameters_cell(nb)
+    lines, body = source.splitlines(), _statements(source, 'the notebook')
+    ends = [*(s.lineno - 1 for s in body[1:]), len(lines)]
+    return [(*_literal(s, ''), '\n'.join(lines[s.lineno - 1 : end])) for s, end in zip(body, ends)]
+
+
 def optional_names(nb: dict) -> set:
     "The parameters that may be 0 or empty: their default is, they are seeds, or their comment says `0:` or `[]:`."
-    source = _parameters_cell(nb)
-    lines, body, found = source.splitlines(), _statements(source, 'the notebook'), set()
-    for s, end in zip(body, [*(s.lineno - 1 for s in body[1:]), len(lines)]):
-        (name, value), text = _literal(s, ''), '\n'.join(lines[s.lineno - 1 : end])
-        if not value or name.endswith('seed') or re.search(r'#.*(\b0:|\[\]:)', text):
-            found.add(name)
-    return found
+    return {
+        name
+        for name, value, text in _with_comments(nb)
+        if not value or name.endswith('seed') or re.search(r'#.*(\b0:|\[\]:)', text)
+    }
+
+
+def examples(nb: dict, source: str = '') -> dict:  # name -> a value that is not empty
+    """What a parameter with the default [] or {} may hold: its comment ends with `like [...]` or `like {...}`.
+    ValueError for an example that is no literal."""
+    found = [(name, text) for name, value, text in _with_comments(nb) if value in ([], {})]
+    said = [(name, re.search(r'#.*\blike ([\[{].*)$', text, re.M)) for name, text in found]
+    code = '\n'.join(f'{name} = {example[1]}' for name, example in said if example)
+    return dict(_literal(s, source) for s in _statements(code, source))
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #d9d646f6
 def read_params(path) -> dict:
@@ -280,6 +295,8 @@ def _check_training(given: dict, known: dict, file: Path) -> dict:
 
 def _checked_training(given: dict, known: dict, file: Path) -> dict:
     "The same, from the store where it has been checked."
+    own = {k: v for k, v in given.items() if k in known}
+    checked(own, known, str(file))  # types first: the rest looks up the method and needs a fingerprint
 
     def build(folder):
         (folder / 'checked.json').write_text(json.dumps(_check_training(given, known, file)), encoding='utf-8')
@@ -309,7 +326,7 @@ def _experiment(profile: str, file: Path, data: str) -> Experiment:
     if known and 'method' in known:  # a training: its method has parameters of its own
         training = _checked_training(given, known, file)
         known, method = training['defaults'], {training['method']}
-    full = checked(given, known or {}, str(file), None if method else optional_names(nb))
+    full = checked(given, known or {}, str(file), None if method else optional_names(nb), examples(nb, chapter))
     said = chapter_settings()['chapters'].get(chapter) or {}
     return Experiment(
         profile,
@@ -587,4 +604,4 @@ def collect_parameters(namespace: dict, chapter: str, others: bool = False) -> d
     if new and not others:
         checked(new, known, file)  # raises
     own = {k: namespace[k] for k in known}
-    return checked(own, known, file, None if others else optional_names(nb)) | new
+    return checked(own, known, file, None if others else optional_names(nb), examples(nb, file)) | new

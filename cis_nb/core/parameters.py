@@ -56,6 +56,8 @@ def _range_fault(v, d, optional: bool) -> str:
         return 'must be a number of at most 64 bits'
     if known and min(numbers, default=0) < 0 <= min(known):
         return 'must not be negative'
+    if isinstance(v, list) and d and 0 in v and all(type(x) is int and x > 0 for x in d):
+        return 'must hold numbers of at least 1'
     return 'must be at least 1' if type(v) is type(d) is int and v == 0 < d and not optional else ''
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #c55f7f06
@@ -75,10 +77,11 @@ def checked(
     defaults: dict,  # every known name with its default; None accepts anything
     source: str = '',  # the file, for the message
     optional=None,  # names that may be 0 or empty, where their defaults are not; None: all
+    examples: dict = {},  # name -> a value like those that an empty default stands for
 ) -> dict:
     """`given` laid over `defaults`. TypeError for another type; ValueError for an unknown name, a negative or an
-    infinite number where the default is neither, in lists and objects too, and for 0 or an empty list that is not
-    `optional`."""
+    infinite number where the default or the example is neither, in lists and objects too, for 0 in a list of positive
+    integers, and for 0 or an empty list that is not `optional`."""
     at, out = f'{source}: ' if source else '', dict(defaults)
     if not isinstance(given, dict):
         raise TypeError(f'{at}expected lines of the form "name: value", found {brief(given)}')
@@ -87,7 +90,7 @@ def checked(
             names = {str(n).lower(): n for n in defaults}
             near = ''.join(f'did you mean {names[n]!r}? ' for n in difflib.get_close_matches(str(k).lower(), names, 1))
             raise ValueError(f'{at}unknown parameter {k!r}; {near}known: {", ".join(sorted(defaults))}')
-        d = defaults[k]
+        d = defaults[k] or examples.get(k, defaults[k])
         try:
             out[k] = _fit(v, d)
         except TypeError as e:

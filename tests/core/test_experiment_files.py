@@ -1,6 +1,7 @@
 "Parameter files and notebooks with mistakes; each is found before anything runs."
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -144,6 +145,51 @@ def test_a_mistake_in_the_file_of_a_training_names_the_file(given, said, project
     shutil.copy(Path(__file__).parents[2] / 'nbs' / '05_train.ipynb', project.home / 'nbs')
     project.write('params/quick/05_train.yaml', given)
     with pytest.raises(ValueError, match=f'params/quick/05_train.yaml: {said}'):
+        experiments('quick')
+
+
+@pytest.mark.parametrize(
+    'given, error, said',
+    [
+        ('method: [lincir]', TypeError, r"method must be str, like 'auto', and not \['lincir'\]"),
+        ('method: {a: 1}', TypeError, "method must be str, like 'auto', and not {'a': 1}"),
+        ('method: lincir\nbackbone: [tiny]', TypeError, 'backbone must be str'),
+        ('method: 2026-01-01', ValueError, '.*line 1: 2026-01-01 would be a date: write it as text in quotes'),
+        ('method: lincir\nsteps: 0100', ValueError, ".*line 2: '0100' would be an octal number"),
+        ('method: !!int ""', ValueError, r'.*line 1 has a tag \(!!int\)'),
+        ('a: !!timestamp x', ValueError, r'.*line 1 has a tag \(!!timestamp\)'),
+    ],
+)
+def test_a_value_of_another_kind_in_the_file_of_a_training_names_the_file(given, error, said, project):
+    "Types are checked before the method is looked up and before a fingerprint is made."
+    shutil.copy(Path(__file__).parents[2] / 'nbs' / '05_train.ipynb', project.home / 'nbs')
+    project.write('params/quick/05_train.x.yaml', given)
+    with pytest.raises(error, match=f'params/quick/05_train.x.yaml(: | is not YAML of this kind: ){said}'):
+        experiments('quick')
+
+
+@pytest.mark.parametrize(
+    'chapter, given, said',
+    [
+        ('03_mining/01_captions', 'more: [5]', 'more must be a list of str, like .*, and not [5]'),
+        ('07_ablations/noise', 'other_seeds: [x]', "other_seeds must be a list of int, like [0, 1], and not ['x']"),
+        ('07_ablations/noise', 'other_seeds: [-1]', 'other_seeds must not be negative, like [0, 1], and not [-1]'),
+        ('07_ablations/noise', 'corpora: [[1]]', 'corpora must be a list of str, like .*, and not [[1]]'),
+        ('07_ablations/noise', 'shorter: {steps: -5}', 'shorter must not be negative, like .*, and not .*-5'),
+        ('07_ablations/condition_depth', 'blocks: [x]', "blocks must be a list of int, like [1, 3], and not ['x']"),
+        ('06_evaluation/matrix', 'trainings: [5]', 'trainings must be a list of str, like .*, and not [5]'),
+        ('06_evaluation/compodiff', 'most: {x: -1}', 'most must not be negative, like .*, and not .*-1'),
+        ('08_scaling/search', 'larger: [x]', "larger must be a list of int, like [4], and not ['x']"),
+        ('08_scaling/search', 'larger: [0]', 'larger must hold numbers of at least 1, like [4], and not [0]'),
+        ('08_scaling/search', 'smaller: [0]', 'smaller must hold numbers of at least 1, like [4], and not [0]'),
+    ],
+)
+def test_what_an_empty_default_may_hold_is_told_by_the_example_in_its_comment(chapter, given, said, project):
+    (page := project.home / 'nbs' / f'{chapter}.ipynb').parent.mkdir()
+    shutil.copy(Path(__file__).parents[2] / 'nbs' / f'{chapter}.ipynb', page)
+    project.write(f'params/quick/{chapter}.yaml', given)
+    said = re.escape(said).replace(r'\.\*', '.*')
+    with pytest.raises((TypeError, ValueError), match=f'params/quick/{chapter}.yaml: {said}'):
         experiments('quick')
 
 
