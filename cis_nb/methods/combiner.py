@@ -44,6 +44,7 @@ from ..data.packed import packed_about, packed_folder
 from ..data.datasets import captions_root
 from .baselines import FeatureMethod
 from .contrastive import all_gather_with_grad
+from .pseudo_words import pad_images
 from ..mining.parsers import parser_for
 from ..mining.scene_edits import REDRAWN, DrawnTexts, synthetic_shards, triplet_texts
 from ..mining.synthetic import INSTRUCTION_TEMPLATES
@@ -511,11 +512,16 @@ def read_published_combiner(path, D: int = 640) -> Combiner:
     return net.eval()
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #741041e8
-def published_combiner(path, backbone='rn50x4', device: str = 'auto') -> CombinerMethod:
-    "A published Combiner over its backbone (a name, or one that is loaded); ValueError for another file or size."
+def published_combiner(
+    path,  # a .pt or .safetensors file
+    backbone='rn50x4',  # a name, or one that is loaded
+    device: str = 'auto',
+    target_pad: float = 0,  # ratio of sides that images are padded to; GeneCIS: 0, not padded, CLIP4Cir: 1.25
+) -> CombinerMethod:
+    "A published Combiner over its backbone; ValueError for another file or size, or a backbone that cannot pad."
     b = load_backbone(backbone, device=device) if isinstance(backbone, str) else backbone
     net = read_published_combiner(path, b.D).to(b.device)
-    return CombinerMethod(name='combiner', title='Combiner', backbone=b, net=net)
+    return CombinerMethod(name='combiner', title='Combiner', backbone=pad_images(b, target_pad), net=net)
 
 
 def export_combiner(net: Combiner, path) -> Path:

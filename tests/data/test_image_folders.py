@@ -83,17 +83,24 @@ def test_coco_with_annotations_folder_and_karpathy_like_names(tmp_path):
 @pytest.mark.parametrize(
     'content, message',
     [
-        ('{"images": 3, "annotations": []}', "field 'images'"),
-        ('[1]', "field 'images'"),
-        ('{', "field 'images'"),
-        ('{"images": []}', "field 'annotations'"),
+        ('{"images": 3, "annotations": []}', ': images is 3, not list; get it again; a COCO captions file has'),
+        ('[1]', ': is list, not an object'),
+        ('{"images": []}', ": has no 'annotations'"),
+        ('{', ' is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))'),
+        ('{"images": [{"id": 1', " is not JSON (Expecting ',' delimiter: line 1 column 21 (char 20)): it may be cut"),
+        ('{"images": [{"id": NaN}], "annotations": []}', ' is not JSON (NaN is no number of JSON)'),
     ],
 )
-def test_a_broken_coco_file_is_an_error_with_file_and_field(tmp_path, content, message):
-    folder(tmp_path / 'c', 1, 'captions_val2017.json', content)
-    with pytest.raises(ValueError, match='captions_val2017.json') as e:
-        read_photos(tmp_path / 'c')
-    assert message in str(e.value)
+@pytest.mark.parametrize('inside', ['', 'all.tar'])
+def test_a_broken_coco_file_is_an_error_with_folder_place_and_field(tmp_path, content, message, inside):
+    root = folder(tmp_path / 'c', 1, 'captions_val2017.json', content)
+    if inside:
+        write_tar(root / inside, [('captions_val2017.json', (root / 'captions_val2017.json').read_bytes())])
+        (root / 'captions_val2017.json').unlink()
+    with pytest.raises(ValueError) as e:
+        read_photos(root)
+    where = root / f'{inside}: captions_val2017.json' if inside else root / 'captions_val2017.json'
+    assert str(e.value).startswith(f'{where}{message}')
 
 
 def two_images(tmp_path, images, file='captions_val.json', more=()):
@@ -148,14 +155,15 @@ def test_nothing_found_says_what_was_looked_for(tmp_path):
 
 
 def test_utf16_and_broken_gzip_name_the_file(tmp_path):
-    with pytest.raises(ValueError, match='captions.csv: is UTF-16'):
+    with pytest.raises(ValueError, match=f'{tmp_path}/a/captions.csv: is UTF-16'):
         read_photos(folder(tmp_path / 'a', 1, 'captions.csv', 'image,caption\n000.jpg,x\n'.encode('utf-16')))
-    with pytest.raises(ValueError, match='captions.jsonl.gz: cannot be unpacked'):
+    with pytest.raises(ValueError, match=f'{tmp_path}/b/captions.jsonl.gz: cannot be unpacked'):
         read_photos(folder(tmp_path / 'b', 1, 'captions.jsonl.gz', gzip.compress(b'{}' * 99)[:20]))
 
 
-def test_a_name_that_a_record_has_twice_is_counted(tmp_path):
-    lines = '{"image": "000.jpg", "caption": "a", "caption": "b"}\n{"image": "001.jpg", "caption": "c"}\n'
+@pytest.mark.parametrize('more', ['"caption": "b"', '"size": NaN', '"id": 1e999', '"note": "\\ud800"'])
+def test_a_record_with_a_name_twice_or_without_a_value_of_json_is_counted(tmp_path, more):
+    lines = f'{{"image": "000.jpg", "caption": "a", {more}}}\n{{"image": "001.jpg", "caption": "c"}}\n'
     got = read_photos(folder(tmp_path / 'r', 2, 'captions.jsonl', lines))
     assert got.table.captions.tolist() == [['c']]
     assert got.skipped['line that is no JSON record'] == ['captions.jsonl, line 1']
@@ -232,7 +240,7 @@ def test_columns_without_a_name_are_none(tmp_path):
 
 def test_bad_captions_are_counted_by_reason(tmp_path):
     rows = [
-        dict(image='000.jpg', captions=['good', '', None, 5, ['x'], '\ud800']),
+        dict(image='000.jpg', captions=['good', '', None, 5, ['x'], '\udcff']),
         dict(image='001.jpg', caption='  '),
         dict(image=None, caption='lost'),
         dict(image=7, caption='lost'),
@@ -241,7 +249,8 @@ def test_bad_captions_are_counted_by_reason(tmp_path):
         dict(image='002.jpg', split='test', caption='b'),
         dict(image='003.jpg', split=4, caption='fine'),
     ]
-    got = read_photos(folder(tmp_path / 'd', 4, 'captions.jsonl', '\n'.join(map(json.dumps, rows))))
+    lines = '\n'.join(json.dumps(row, ensure_ascii=False) for row in rows).encode('utf8', 'surrogateescape')
+    got = read_photos(folder(tmp_path / 'd', 4, 'captions.jsonl', lines))
     assert got.skipped.counts() == {
         'empty caption': 2,
         'caption that is not text': 3,

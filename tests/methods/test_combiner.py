@@ -19,7 +19,8 @@ from cis_nb.data.roots import cirr_root
 from cis_nb.api import configure
 from cis_nb.core.store import project_root
 from cis_nb.methods import combiner as C
-from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.clip import pad_to_ratio
+from cis_nb.backbones.loading import export_clip, load_backbone
 from cis_nb.training.loop import last_checkpoint, train
 
 
@@ -489,7 +490,8 @@ def test_a_cut_combiner_names_what_is_missing(tmp_path, inside):
 @pytest.mark.parametrize('inside', ['CLIP', ''])
 @pytest.mark.parametrize('prefix', ['', 'module.'])
 def test_a_combiner_over_its_fine_tuned_clip(tmp_path, monkeypatch, inside, prefix):
-    "As in the documented line, a file in half precision and without `num_batches_tracked`."
+    """As in the documented line, a file in half precision and without `num_batches_tracked`; tuned further, it is
+    exported in full precision."""
     use_small_rn50x4(monkeypatch)
     t, shapes = clip_tensors(prefix), {k: tuple({640: 16}.get(n, n // 40) or 1 for n in v) for k, v in COMBINER.items()}
     torch.save({'epoch': 3, inside: t} if inside else t, tmp_path / 'clip.pt')
@@ -504,3 +506,21 @@ def test_a_combiner_over_its_fine_tuned_clip(tmp_path, monkeypatch, inside, pref
     x, texts = torch.randn(2, 16, generator=torch.Generator().manual_seed(1)), ['is red', 'has two dogs']
     q = torch.as_tensor(method.encode_query(x, texts))
     assert torch.allclose(q.cpu(), combined(tensors(shapes), x, torch.as_tensor(b.encode_text(texts)).cpu()), atol=1e-5)
+    with torch.no_grad():
+        for p in b.parameters():
+            p.mul_(1.0001)
+    for ending in ('pt', 'safetensors'):
+        file = export_clip(b, tmp_path / f'tuned.{ending}')
+        again = load_backbone('rn50x4', pretrained=str(file)).model.state_dict()
+        assert all(torch.equal(again[k], v) for k, v in b.model.state_dict().items())
+    assert {k.removeprefix('module.') for k in t} <= set(torch.load(tmp_path / 'tuned.pt')['CLIP'])
+
+
+def test_a_published_combiner_of_clip4cir_pads_images(tmp_path):
+    b, wide = load_backbone('tiny', device='cpu'), Image.new('RGB', (200, 50), 'white')
+    wide.paste('red', (0, 0, 50, 50))
+    file = C.export_combiner(C.Combiner(b.D, 8, 12), tmp_path / 'combiner.pt')
+    assert C.published_combiner(file, b).backbone is b
+    padded = C.published_combiner(file, b, target_pad=1.25).backbone
+    assert torch.equal(padded.encode_image([wide]), b.encode_image([pad_to_ratio(wide)]))
+    assert not torch.equal(padded.encode_image([wide]), b.encode_image([wide]))
