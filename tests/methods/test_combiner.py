@@ -513,7 +513,7 @@ def test_a_combiner_over_its_fine_tuned_clip(tmp_path, monkeypatch, inside, pref
         file = export_clip(b, tmp_path / f'tuned.{ending}')
         again = load_backbone('rn50x4', pretrained=str(file)).model.state_dict()
         assert all(torch.equal(again[k], v) for k, v in b.model.state_dict().items())
-    assert {k.removeprefix('module.') for k in t} <= set(torch.load(tmp_path / 'tuned.pt')['CLIP'])
+    assert {k.removeprefix('module.') for k in t} <= set(torch.load(tmp_path / "tuned.pt", weights_only=True)['CLIP'])
 
 
 def test_a_published_combiner_of_clip4cir_pads_images(tmp_path):
