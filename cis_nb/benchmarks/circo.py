@@ -23,6 +23,8 @@ from ..data.image_sources import ImageSource, image_files
 from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
 from ..retrieval.statistics import bootstrap_ci, families_of
 from ..retrieval.metrics import map_at_k
+from pydantic import Field
+from .cirr import relative_fault
 from ..core.documents import Document, read_json
 from ..core.store import write_export
 from ..data.roots import dataset_root, need_file, world_name
@@ -162,7 +164,7 @@ class _UnlabeledImage(Document):
 class UnlabeledImages(Document):
     "The list of unlabeled images."
 
-    images: list[_UnlabeledImage]
+    images: list[_UnlabeledImage] = Field(min_length=1)
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #344c9d5a
 def circo_image_names(c: Circo) -> dict:  # id -> file
@@ -180,6 +182,9 @@ def circo_image_names(c: Circo) -> dict:  # id -> file
     )
     listed = read_json(need_file(path, **INFO), UnlabeledImages)['images']
     names = {str(i['id']): Path(i['file_name']).name for i in listed}
+    for i, name in names.items():
+        if why := relative_fault(name):
+            raise ValueError(f'{path}, image {i}, file_name: {why}; get it again')
     for what, different in (('id', set(names)), ('file_name', set(names.values()))):
         if len(different) < len(listed):
             raise ValueError(f'{path}: {len(listed) - len(different)} images have the {what} of another; get it again')
@@ -291,8 +296,8 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
     if lost := ids - s.keys():
         return f'query {min(lost, key=int)} is missing; {len(lost)} such'
     for q, found in s.items():
-        if not isinstance(found, list) or any(type(i) is not int for i in found):
-            return f'query {q} needs a list of integers'
+        if not isinstance(found, list) or any(type(i) is not int or i < 0 for i in found):
+            return f'query {q} needs a list of integers from 0'
         if len(found) != n:
             return f'query {q} has {len(found)} images, not {n}'
         if len(set(found)) < n:

@@ -36,7 +36,7 @@ from cis_nb.retrieval.protocol import (
     result_row,
 )
 from ..retrieval.statistics import families_of
-from ..core.documents import Document, parse_json, read_json, read_text
+from ..core.documents import Document, brief, parse_json, read_json, read_text
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d16d308a
 CIRR_SPLITS = ('train', 'val', 'test1')
@@ -55,10 +55,12 @@ CIRR_IMAGES = dict(
 
 
 def relative_fault(file) -> str:
-    "Why a path of a split file is none that stays in its folder; empty if it does."
-    if not isinstance(file, str) or not PurePosixPath(file).parts:
+    "Why a path of a split file is none of a file in its folder; empty if it is one."
+    if not isinstance(file, str) or not (path := PurePosixPath(file)).parts:
         return f'has no file name but {file!r}'
-    outside = PurePosixPath(file).is_absolute() or '..' in PurePosixPath(file).parts or re.search(r'[\\:]', file)
+    if len(file.encode('utf-8', 'surrogatepass')) > 255:
+        return f'has a file name of more than 255 bytes: {brief(file)}'
+    outside = path.is_absolute() or '..' in path.parts or re.search(r'[\\:]', file)
     return f'has a file outside the folder: {file!r}' if outside else ''
 
 
@@ -70,7 +72,7 @@ def _files(path) -> dict:  # name -> relative path
     owner = {}
     for name, file in files.items():
         if why := relative_fault(file):
-            raise ValueError(f'{path}: {name!r} {why}')
+            raise ValueError(f'{path}: {name!r} {why}; get it again')
         if (other := owner.setdefault(PurePosixPath(file), name)) != name:
             raise ValueError(f'{path}: {other!r} and {name!r} have one file, {file!r}; get it again')
     return files

@@ -70,6 +70,9 @@ def item_fault(item) -> str:
     "What is wrong with an image of a template; empty if nothing."
     if not isinstance(item, dict):
         return f'is {type(item).__name__}, not an object'
+    for field in ('val_image_id', 'image_id'):
+        if item.get(field) == '' or type(item.get(field)) is int and item[field] < 0:
+            return f'has the {field} {item[field]!r}, which names no image'
     if type(item.get('val_image_id')) is int:
         return ''
     if type(item.get('image_id')) not in (str, int):
@@ -316,9 +319,15 @@ def _loader(files: dict, crop_mode: str):
 
 # %% ../../nbs/02b_benchmarks/00_genecis.ipynb #6e8ae56e
 def load_genecis(root, task: str, templates=None, crop_mode='official') -> Task:
-    "A task with the images below `root`; its templates from there too, or from another folder."
+    """A task with the images below `root`; its templates from there too, or from another folder. NoQueries without a
+    template or a query with its images; else raises as `templates_file` and `read_templates`."""
     path = templates_file(templates or root, task)
-    q, files = _queries(read_templates(path), task), image_file_names(root, task)
+    if not (found := read_templates(path)):
+        raise NoQueries(
+            f'{path}: expected a list of templates, not an empty one; get it again, or build it anew: images with '
+            'fewer categories or attributes in common may need smaller numbers in `rules`'
+        )
+    q, files = _queries(found, task), image_file_names(root, task)
     kept = 'kept' if any(r in g for r, g in zip(q.reference, q.gallery)) else 'not in gallery'
     whole, source = task.endswith('object'), _source(path, task)
     annotations = 'val' if whole else 'train+val+test'  # that templates are built from
@@ -350,13 +359,7 @@ def genecis_benchmark(root, templates=None, crop_mode='official') -> GeneCISBenc
     "The tasks of which there are images and queries; if none, the FileNotFoundError or NoQueries of the first."
 
     def load(name):
-        task = load_genecis(root, name, templates, crop_mode)
-        if not len(task):
-            raise NoQueries(
-                f'genecis/{name}: no template could be built; images with fewer categories or attributes in common '
-                'may need smaller numbers in `rules`'
-            )
-        return task
+        return load_genecis(root, name, templates, crop_mode)
 
     return GeneCISBenchmark('genecis', *load_tasks(load, TASKS, (FileNotFoundError, NoQueries)))
 

@@ -98,14 +98,7 @@ def load_genecis_tasks(
         folder = root if released else build_genecis(root, n, rules, seed=seed + 10 * draw, tasks=tuple(tasks))
         for task in tasks:
             try:
-                b = load_genecis(root, task, folder, crop_mode)
-                if len(b):
-                    found[draw, task] = b
-                else:
-                    missing[task] = (
-                        f'no template could be built with {rules}; images with fewer categories or attributes in common'
-                        ' may need smaller numbers'
-                    )
+                found[draw, task] = load_genecis(root, task, folder, crop_mode)
             except (FileNotFoundError, NoQueries) as e:
                 missing[task] = str(e)
     return found, missing

@@ -25,6 +25,7 @@ from PIL import Image
 from ..api import Plugin, Style, Unsolved
 from cis_nb.benchmarks.genecis_construction import (
     VAW,
+    AttributeTypes,
     PanopticThings,
     Rules,
     condition_name,
@@ -527,7 +528,7 @@ def object_names(root) -> list:
 
 def attribute_types(root) -> dict:  # type -> attributes
     "The taxonomy of attributes below `root`; a type that VAW misspells has both spellings."
-    types = read_json(need_file(Path(root) / 'vaw/attribute_types.json', **VAW), dict[str, list[str]])
+    types = read_json(need_file(Path(root) / 'vaw/attribute_types.json', **VAW), AttributeTypes)
     return types | ({'opaqueness': types['opaqeness']} if 'opaqeness' in types else {})
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #a14221cb

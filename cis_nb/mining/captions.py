@@ -807,7 +807,7 @@ class RelationShards(Document):
     rules: str
     counts: dict[str, int]
     skipped: dict[str, int]
-    shards: list[RelationShard]
+    shards: list[RelationShard] = Field(min_length=1)
 
 
 def read_shards(folder) -> dict:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 import faiss
 import numpy as np
 import pandas as pd
@@ -48,7 +49,8 @@ def l2_normalize_array(
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #e7a15fb4
-INDEX_KINDS = ('flat', 'ivf', 'hnsw', 'ivfpq')
+_CLASSES = dict(flat=faiss.IndexFlat, ivf=faiss.IndexIVFFlat, hnsw=faiss.IndexHNSWFlat, ivfpq=faiss.IndexIVFPQ)
+INDEX_KINDS = tuple(_CLASSES)
 _CHUNK = 2**14  # vectors that are read at a time
 _LEAST = 39  # vectors for each cluster, the least that FAISS calls enough
 
@@ -143,7 +145,7 @@ def _write_index(folder: Path, index, kind: str, ids: list):
 class IndexNote(Document):
     "What lies beside an index."
 
-    kind: str
+    kind: Literal[INDEX_KINDS]
     dim: int
     peak_bytes: int
     ids: list
@@ -156,6 +158,8 @@ def _read_index(path: Path, about: dict):
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as e:
         raise ValueError(f'{path} cannot be read ({str(e)[:120]}): {remedy}') from None
+    if not isinstance(index, _CLASSES[about['kind']]):
+        raise ValueError(f'{path} is {type(index).__name__}, the kind in index.json is {about["kind"]!r}: {remedy}')
     if (index.ntotal, index.d) != (len(about['ids']), about['dim']):
         raise ValueError(
             f'{path} holds {index.ntotal} vectors of {index.d} numbers, index.json says {len(about["ids"])} of '

@@ -12,6 +12,7 @@ from cis_nb.benchmarks.circo import (
     check_circo_submission,
     circo_image_names,
     circo_ranked_lists,
+    load_circo,
     read_circo,
     score_circo_submission,
 )
@@ -89,6 +90,23 @@ def test_a_list_of_images_without_numbers_is_named(tmp_path):
         '{"images": [{"id": 1, "file_name": "../../1.jpg"}]}'
     )
     assert circo_image_names(read_circo(tmp_path)) == {'1': '1.jpg'}  # a path keeps its last part only
+
+
+@pytest.mark.parametrize(
+    'images, why',
+    [
+        ([], 'json: images is .*at least 1 item.*; get it again'),
+        ([dict(id=7, file_name='x' * 5000)], 'json, image 7, file_name: has a file name of more than 255 bytes.*; get'),
+        ([dict(id=7, file_name='')], "json, image 7, file_name: has no file name but ''; get"),
+        ([dict(id=7, file_name='..')], 'json, image 7, file_name: has a file outside the folder'),
+    ],
+)
+def test_a_list_without_usable_images_is_refused(tmp_path, images, why):
+    small_circo(tmp_path)
+    path = tmp_path / 'circo/annotations/image_info_unlabeled2017.json'
+    path.write_text(json.dumps(dict(images=images)))
+    with pytest.raises(ValueError, match=f'image_info_unlabeled2017.{why}'):
+        load_circo(tmp_path)
 
 
 def small_circo(root):

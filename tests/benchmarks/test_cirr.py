@@ -285,6 +285,11 @@ def test_no_spoilt_file_is_half_read(tmp_path_factory, seed):
         ('[]', '{"a": "/etc/passwd"}', 'outside the folder'),
         ('[]', '{"a": "dev\\\\..\\\\a.png"}', 'outside the folder'),
         ('[]', '{"a": 3}', 'a is 3, not str'),
+        (
+            '[]',
+            '{"a": "./' + 'x' * 5000 + '"}',
+            "split.rc2.val.json: 'a' has a file name of more than 255 bytes: .*; get",
+        ),
         ('[]', '{"a": "./d/a.png", "b": "d/a.png"}', "split.rc2.val.json: 'a' and 'b' have one file, 'd/a.png'; get"),
     ],
 )

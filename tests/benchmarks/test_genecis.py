@@ -29,7 +29,7 @@ from cis_nb.benchmarks.genecis_construction import (
     read_built,
 )
 from cis_nb.benchmarks.genecis import _queries, check_templates
-from cis_nb.retrieval.protocol import Protocol, Task
+from cis_nb.retrieval.protocol import NoQueries, Protocol, Task
 
 
 def real(name):
@@ -240,6 +240,12 @@ def test_files_that_are_no_templates(tmp_path, data):
     (tmp_path / 't.json.gz').write_bytes(data)
     with pytest.raises(ValueError, match='t.json.gz'):
         read_templates(tmp_path / 't.json.gz')
+
+
+def test_a_file_without_a_template_is_refused(tmp_path):
+    (tmp_path / 'focus_object.json').write_text('[]')
+    with pytest.raises(NoQueries, match='focus_object.json: expected a list of templates, not an empty one; get it'):
+        load_genecis(tmp_path, 'focus_object')
 
 
 # --- the whole way, with the feature store

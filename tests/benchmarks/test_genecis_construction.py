@@ -279,6 +279,11 @@ PANOPTIC_FAULTS = {  # what the message says -> change
     r'segments of image 3 sum up to 10,001 pixels, the image has 10,000 .*; get': lambda d: d['annotations'][0][
         'segments_info'
     ].append(dict(first_segment(d), id=2, area=9_801)),
+    'segments of image 3 sum up to 9,223,372,036,854,775,808 pixels': lambda d: d['annotations'][0][
+        'segments_info'
+    ].extend([dict(first_segment(d), id=2, area=2**63 - 202), dict(first_segment(d), id=3, area=2)]),
+    'annotations: no image has a segment .*; get': lambda d: d['annotations'].clear(),
+    r'images\[0\]: width is 9223372036854775807: .*; get it again': lambda d: d['images'][0].update(width=2**63 - 1),
     r"categories: 1 and 3 are one condition, 'dog' \(names 'dog' and 'dog-other'\); give": lambda d: d[
         'categories'
     ].append(dict(id=3, name='dog-other', isthing=1)),

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from annotations import coco_root, random_instances, random_scenes, vaw_root
-from hostile import attack, json_changes, text_changes, gz_changes
+from hostile import attack, json_changes, text_changes, gz_changes, value_changes
 
 from cis_nb.benchmarks.circo import circo_image_names, check_circo_submission, read_circo
 from cis_nb.benchmarks.cirr import check_cirr_submission, load_cirr, read_cirr
@@ -20,7 +20,9 @@ from cis_nb.benchmarks.object_composition import read_instances
 from cis_nb.methods.task_specific import attribute_types
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
-JSON = (json_changes, text_changes)
+JSON = (json_changes, value_changes, text_changes)
+# another id, name or text is valid where nothing else in the file depends on it; where one may be empty, too
+TEXT, NUMBER = '(empty text|text zzz)', '(zero|minus one|largest integer)'
 
 
 def write(path, content):
@@ -29,13 +31,18 @@ def write(path, content):
     return path
 
 
+# an audit counts empty conditions, and a task of which none could be built has no template
+OTHER_TEMPLATE = rf'empty root|condition: {TEXT}|image_id: (text zzz|zero|largest integer)'
+
+
 def test_genecis(tmp_path):
     coco_root(tmp_path, random_scenes(5))
     vaw_root(tmp_path, random_instances(5))
     built = build_genecis(tmp_path, n=2, rules=Rules(6, 4), seed=1)
     for task in ('focus_attribute', 'change_object'):
         path = write(tmp_path / 'genecis' / f'{task}.json', read_templates(templates_file(built, task)))
-        assert attack('GeneCIS templates', path, lambda: (read_templates(path), {}), JSON) == []
+        read = lambda: (read_templates(path), {})  # noqa: E731
+        assert attack('GeneCIS templates', path, read, JSON, valid_too=OTHER_TEMPLATE) == []
     packed = path.with_suffix('.json.gz')
     packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     assert attack('GeneCIS templates', packed, lambda: (read_templates(packed), {}), [gz_changes]) == []
@@ -49,7 +56,8 @@ def test_panoptic(tmp_path):
         found = read_panoptic(tmp_path)
         return found, found.notes
 
-    assert attack('COCO panoptic', path, read, JSON, names=['panoptic_val2017']) == []
+    free = r'categories\.0\.name: text zzz'
+    assert attack('COCO panoptic', path, read, JSON, names=['panoptic_val2017'], valid_too=free) == []
 
 
 def number_changes(data: bytes):
@@ -111,6 +119,8 @@ def test_panoptic_numbers(tmp_path):
 
 
 KEYS = r'\S+: missing$'  # keys of an object that are data, such as names: without one the file holds less
+TYPES = rf'{KEYS}|: empty list|\.0: text zzz'  # a type may have no attribute
+LABELS = r'(image_id|object_name): text zzz|_attributes: empty list'  # an object may have no label
 
 
 def test_vaw(tmp_path):
@@ -121,10 +131,10 @@ def test_vaw(tmp_path):
         return (found.table, found.labels, found.types), found.notes
 
     for name in ('val', 'attribute_types'):
-        keys = KEYS if name == 'attribute_types' else ''
-        assert attack('VAW', tmp_path / f'vaw/{name}.json', read, JSON, valid_too=keys) == []
+        free = TYPES if name == 'attribute_types' else LABELS
+        assert attack('VAW', tmp_path / f'vaw/{name}.json', read, JSON, valid_too=free) == []
     path = tmp_path / 'vaw/attribute_types.json'
-    assert attack('VAW', path, lambda: (attribute_types(tmp_path), {}), JSON, valid_too=KEYS) == []
+    assert attack('VAW', path, lambda: (attribute_types(tmp_path), {}), JSON, valid_too=TYPES) == []
 
 
 def cirr_root(root):
@@ -156,7 +166,7 @@ def test_cirr(tmp_path):
                 found = read_cirr(root, split)
                 return (found.entries, found.files, found.targets), {}
 
-            files = ['cap.rc2', 'split.rc2']
+            files = ['cap.rc2', 'split.rc2', 'targets.test1']
             assert attack('CIRR', path, read, JSON, file != 'targets', files, unread(split)) == []
 
 
@@ -188,9 +198,10 @@ def test_cirr_entries(tmp_path):
 
 
 def unread(split: str) -> str:
-    "Fields that no number depends on: they are kept as they are in the file."
+    "Fields that no number depends on: they are kept as they are in the file; and other pairs, sentences and files."
     hard = r'|target_hard' if split == 'test1' else ''
-    return rf'(img_set\.(id|reference_rank|target_rank)|target_soft\S*{hard}): '
+    other = rf'pairid: {NUMBER}|caption: {TEXT}|img\d: text zzz'
+    return rf'(img_set\.(id|reference_rank|target_rank)|target_soft\S*{hard}): |{other}'
 
 
 def test_cirr_submission(tmp_path):
@@ -226,11 +237,13 @@ def test_circo(tmp_path):
         found = read_circo(root, 'val')
         return (found.entries, found.targets, circo_image_names(found)), {}
 
+    other = rf'id: {NUMBER}|(relative_caption|shared_concept): {TEXT}|semantic_aspects: empty list|file_name: text zzz'
     for name in ('val', 'image_info_unlabeled2017'):
-        assert attack('CIRCO', root / f'circo/annotations/{name}.json', read, JSON) == []
+        assert attack('CIRCO', root / f'circo/annotations/{name}.json', read, JSON, valid_too=other) == []
     path = write(tmp_path / 'lists.json', {str(q): list(range(11, 61)) for q in range(2)})
-    c = read_circo(root, 'val')
-    assert attack('submissions', path, lambda: (check_circo_submission(path, c), {}), JSON) == []
+    c, another = read_circo(root, 'val'), r'\.0: (zero|largest)'  # image
+    read = lambda: (check_circo_submission(path, c), {})  # noqa: E731
+    assert attack('submissions', path, read, JSON, valid_too=another) == []
 
 
 def test_fashioniq(tmp_path):
@@ -244,14 +257,15 @@ def test_fashioniq(tmp_path):
         return (found.entries, found.names, found.targets), {}
 
     for path in folder.glob('*/*.json'):
-        assert attack('FashionIQ', path, read, JSON) == []
+        assert attack('FashionIQ', path, read, JSON, valid_too=rf'captions\.0: {TEXT}') == []
 
 
 def test_coco_captions(tmp_path):
     images = [dict(id=i, file_name=f'{i}.jpg') for i in (1, 2)]
     captions = [dict(id=10 * i, image_id=i, caption=f'image {i}') for i in (1, 2)]
     path = write(tmp_path / 'captions_val2014.json', dict(images=images, annotations=captions))
-    assert attack('COCO captions', path, lambda: (read_coco_captions(path), {}), JSON) == []
+    other = rf'annotations\.0\.id: {NUMBER}|(file_name|caption): text zzz'
+    assert attack('COCO captions', path, lambda: (read_coco_captions(path), {}), JSON, valid_too=other) == []
     c = read_coco_captions(path)
     for way, found in dict(image_to_caption={'1': [10], '2': [20]}, caption_to_image={'10': [1], '20': [2]}).items():
         write(tmp_path / f'cxc_{way}.json', found)
@@ -262,7 +276,7 @@ def test_coco_captions(tmp_path):
     path = write(
         tmp_path / 'dataset_coco.json', dict(images=[dict(cocoid=3, split='test'), dict(cocoid=4, split='val')])
     )
-    assert attack('COCO captions', path, lambda: (read_split_ids(path), {}), JSON) == []
+    assert attack('COCO captions', path, lambda: (read_split_ids(path), {}), JSON, valid_too=rf'cocoid: {NUMBER}') == []
 
 
 def test_coco_captions_twice(tmp_path):
@@ -309,10 +323,11 @@ def test_instances(tmp_path):
         found = read_instances(tmp_path, 'val')
         return (found.images, found.objects, found.names), found.left_out.counts()
 
-    assert attack('COCO instances', path, read, JSON) == []
+    other = rf'annotations\.0\.id: {NUMBER}|iscrowd: zero|(file_name|categories\.0\.name): text zzz'
+    assert attack('COCO instances', path, read, JSON, valid_too=other) == []
     doc['annotations'].reverse()
     write(path, doc)
-    assert attack('COCO instances', path, read, JSON) == []
+    assert attack('COCO instances', path, read, JSON, valid_too=other) == []
 
 
 def list_changes(data: bytes):
@@ -365,4 +380,4 @@ def test_bootstrap(tmp_path):
     path = write(
         tmp_path / 'bootstrap.json', dict(test_subsets=[['a', 'b'], ['b', 'c']], dist_2_subsets=[['0', 1], ['2', '3']])
     )
-    assert attack('LRVS-F', path, lambda: (read_bootstrap(path), {}), JSON, valid_too=KEYS) == []
+    assert attack('LRVS-F', path, lambda: (read_bootstrap(path), {}), JSON, valid_too=rf'{KEYS}|\.0: {TEXT}') == []

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import COUNTS, attack, byte_changes, call, gz_changes, json_changes, outcome, text_changes
+from hostile import COUNTS, attack, byte_changes, call, gz_changes, json_changes, outcome, text_changes, value_changes
 from lrvsf_files import Hand
 from photo_folders import folder, image, refuse, side_by_side, write_tar
 
@@ -29,7 +29,7 @@ from cis_nb.data.packed import packed_folder
 from cis_nb.world.grocery import grocery_root
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
-JSON = (json_changes, text_changes)
+JSON = (json_changes, value_changes, text_changes)
 
 
 def photos_of(root):
@@ -43,7 +43,7 @@ def photos_of(root):
 
 
 # a file that is gone was never part of the folder; a word may be the name of a split, and a text one caption
-FREE = 'gone|split: (text|null|missing)|captions: text'
+FREE = r'gone|split: (text|null|missing|empty text)|captions: text|caption(s\.0)?: text zzz'
 
 
 def attack_photos(root, name, changes) -> list:
@@ -324,7 +324,7 @@ def test_shards_of_products(tmp_path):
 
     def changes(data):
         about = json.dumps({'0': hand.complex[0], '1': hand.simple[0]}).encode()
-        for name, changed in json_changes(about):
+        for name, changed in (*json_changes(about), *value_changes(about)):
 
             def change(found, changed=changed):
                 found['100.json'] = changed
@@ -337,7 +337,7 @@ def test_shards_of_products(tmp_path):
         found = lrvsf_training_images(tmp_path, 'train', 8)
         return found.table, found.skipped.counts()
 
-    free = r'(WIDTH|HEIGHT|SPLIT|URL|caption\d|CATEGORY|PRODUCT_ID|TYPE): (null|missing|text)'
+    free = r'(WIDTH|HEIGHT|SPLIT|URL|caption\d|CATEGORY|PRODUCT_ID|TYPE): (null|missing|text|empty text)'
     assert attack('LRVS-F', path, read, [changes, byte_changes], names=['TRAIN'], valid_too=free) == []
 
 

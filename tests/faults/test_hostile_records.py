@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import attack, byte_changes, json_changes, remove, text_changes
+from hostile import attack, byte_changes, json_changes, remove, text_changes, value_changes
 from markupsafe import escape
 from projects import receipt_of
 from safetensors.torch import load, save
@@ -53,13 +53,14 @@ from cis_nb.training.checkpoints import load_checkpoint, save_checkpoint
 from cis_nb.training.validation import run_folder, write_net
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
-JSON = (json_changes, text_changes)
+JSON = (json_changes, value_changes, text_changes)
 
 
 def test_manifests(tmp_path):
     folder = stored('kind', 'name', {}, lambda to: (to / 'a.txt').write_text('a'))
     read = lambda: (manifest(folder)['hash'], {})  # noqa: E731
-    assert attack('records', folder / 'manifest.json', read, JSON, names=[folder.name]) == []
+    other = 'hash: (empty text|text zzz)'  # of other work, `stored` compares it
+    assert attack('records', folder / 'manifest.json', read, JSON, names=[folder.name], valid_too=other) == []
 
 
 def test_finished_work_is_made_again(tmp_path):
@@ -76,7 +77,8 @@ RECORD = receipt_of(params=dict(method='lincir', n=2), runs=['run/a'], counts=VE
 RECORD |= dict(experiment='09_honest', inputs=dict(notebook='x'), seconds=1.5, reasons=['x'], traceback=['y'])
 ANY_TEXT = r'experiment|headline|versions.python|machine.\w+|params.method|reasons.0|traceback.0|created'
 ANY_VALUE = r'params|params.n|inputs|inputs.notebook|counts|versions|evidence|comparisons'
-OTHER_RECORD = rf'({ANY_TEXT}): text|({ANY_VALUE}): |(runs|params.method|versions.python): missing|'
+OTHER_RECORD = rf'({ANY_TEXT}): (text|empty text)|(runs|traceback): empty list|runs.0: text zzz|({ANY_VALUE}): |'
+OTHER_RECORD += '(runs|params.method|versions.python): missing|'
 OTHER_RECORD += r'(counts.reproduced|seconds|rows|machine.cores): '
 
 
@@ -113,7 +115,8 @@ def test_weights_that_a_receipt_names(tmp_path, monkeypatch):
             yield f'a receipt of {name}', json.dumps(record | dict(experiment=name)).encode()
 
     read = lambda: (trained_weights('05_train.x'), {})  # noqa: E731
-    assert attack('records', path, read, (*JSON, named_runs, foreign)) == []
+    changes, names = (*JSON, named_runs, foreign), ['05_train.x']
+    assert attack('records', path, read, changes, names=names, valid_too='runs.0: text zzz') == []
     assert attack('records', path, lambda: (run_folder(path.parent), {}), [named_runs], places=False) == []
 
 
@@ -183,12 +186,12 @@ def test_notebooks(tmp_path):
         made = runner.audit_cells(nb, {}), runner.heading(nb), optional_names(nb) if known else ()
         return (nb, known, made, site.notebook_page(nb, {}), site.warnings_of(nb), site.card_figure(nb)), {}
 
-    other = r'source(\.0)?: text|(name|text|evalue|ename|traceback|image/png|html|markdown|plain)(\.0)?: |'
+    other = r'source(\.0)?: (text|empty)|(name|text|evalue|ename|traceback|image/png|html|markdown|plain)(\.0)?: |'
     other += r'(metadata|outputs|data|tags|execution_count|nbformat\w*|tags\.0): |cell_type: '
     for output in outputs:  # of a list, only the first entry is changed
         cell = dict(code, source=['n = 1  # a number'], outputs=[output])
         path.write_text(json.dumps(dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5)))
-        assert attack('notebooks', path, read, [json_changes], places=False, valid_too=other) == []
+        assert attack('notebooks', path, read, [json_changes, value_changes], places=False, valid_too=other) == []
     assert attack('notebooks', path, read, [text_changes], valid_too=other) == []
 
 
@@ -302,7 +305,7 @@ def test_weights(tmp_path):
 
     assert attack('weights', path, read, [weights_changes, byte_changes], names=['run']) == []
     note, free = path.parent / 'backbone.json', 'gone|a pipe|a folder|a link|an endless device'  # it may be absent
-    assert attack('weights', note, read, JSON, valid_too=free) == []
+    assert attack('weights', note, read, JSON, names=['run'], valid_too=free) == []
 
 
 class Runs:
@@ -444,7 +447,7 @@ def test_networks_of_runs(tmp_path, name):
         m = load(tmp_path, 'cpu')
         return (m.name, m.title, m.run, m.settings()), {}
 
-    changes = dict(safetensors=(tensor_changes, byte_changes), json=JSON)
+    changes = dict(safetensors=(tensor_changes, byte_changes), json=(json_changes, text_changes))
     for suffix, kinds in changes.items():
         names = [f'{file}.safetensors', str(tmp_path)]
         found = attack('networks', tmp_path / f'{file}.{suffix}', read, kinds, names=names, valid_too=OTHER_NETWORK)

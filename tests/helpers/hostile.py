@@ -96,6 +96,12 @@ RAW_TEXTS = {  # as they are written into JSON
     'lone surrogate': '"\\ud800"',
     'deep': '[' * 3000 + ']' * 3000,
 }
+SAME_TYPE = {
+    str: {'empty text': '', 'text zzz': 'zzz'},
+    list: {'empty list': []},
+    dict: {'empty object': {}},
+    int: {'zero': 0, 'minus one': -1, 'largest integer': 2**63 - 1},
+}
 KIND_OF = {str: ('text',), bool: ('true',), int: (), float: ('half',), list: ('list',), dict: ('object',)}
 MARK = 'hostile-mark'
 
@@ -150,6 +156,17 @@ def json_changes(data: bytes):
             old = f'{json.dumps(steps[-1])}: "{MARK}"'
             text = marked.replace(old, twice, 1).replace(f'"{MARK}"', json.dumps(value))
             yield f'{name}: given twice', text.encode()
+
+
+def value_changes(data: bytes):
+    "(name, bytes): another value of the same type, an empty root."
+    doc = json.loads(data)
+    yield 'empty root', json.dumps(type(doc)()).encode()
+    for steps in steps_of(doc):
+        value = at(doc, steps)
+        for kind, other in SAME_TYPE.get(type(value), {}).items():
+            if other != value:
+                yield f'{".".join(map(str, steps))}: {kind}', json.dumps(replaced(doc, steps, other)).encode()
 
 
 def byte_changes(data: bytes):

@@ -1,5 +1,6 @@
 "Search indexes: equal to the exact ranking, whole or absent after a kill, extended, measured."
 
+import json
 import subprocess
 import sys
 import numpy as np
@@ -127,6 +128,20 @@ def test_a_memory_map_and_chunks_change_nothing(kind, tmp_path, monkeypatch):
         assert np.allclose(whole[0], parts[0], atol=1e-5)
     shared = [len(set(a) & set(b)) / 5 for a, b in zip(whole[1], parts[1])]
     assert parts[1].shape == (10, 5) and (parts[1] >= 0).all() and np.mean(shared) > 0.8
+
+
+@pytest.mark.parametrize('kind', S.INDEX_KINDS)
+def test_an_index_of_another_kind_than_its_note_is_refused(kind):
+    x = vectors(900)
+    folder = S.build_index(x, range(900), 'other-kind', kind).folder
+    about = json.loads((folder / 'index.json').read_text())
+    for other in (*S.INDEX_KINDS, 'zzz', ''):
+        (folder / 'index.json').write_text(json.dumps(about | dict(kind=other)))
+        if other != kind:
+            with pytest.raises(ValueError, match='index.(json|faiss).*kind.*: delete|index.json: kind is .*; delete'):
+                S.SearchIndex(folder)
+    (folder / 'index.json').write_text(json.dumps(about))
+    assert S.SearchIndex(folder).kind == kind
 
 
 @pytest.mark.parametrize(
