@@ -59,12 +59,9 @@ from cis_nb.mining.parsers import (
 )
 
 # %% ../../nbs/03_mining/01_captions.ipynb #479132e9
-def _joined(tokens: list) -> str:
-    "Tokens as they stand in the text, with a blank where others between two of them are left out."
-    if len(tokens) == 1:
-        return tokens[0].text
-    apart = [bool(a.whitespace_) or b.i > a.i + 1 for a, b in zip(tokens, tokens[1:])]
-    return ''.join([t.text + ' ' * blank for t, blank in zip(tokens, [*apart, False])])
+def _joined(texts: list) -> str:
+    "Texts of neighbouring tokens; each row of blanks becomes one."
+    return ' '.join(''.join(texts).split())
 
 
 def compound_tokens(noun) -> list:
@@ -78,8 +75,8 @@ def noun_head(noun) -> str:
     parts = compound_tokens(noun)
     if len(parts) == 1:
         return noun.text
-    kept = [t for t in noun.doc[parts[0] : noun.i + 1] if t.i in parts or t.text == '-']
-    return _joined(kept).strip()
+    tokens = noun.doc[parts[0] : noun.i + 1]
+    return _joined([t.text_with_ws if t.i in parts or t.text == '-' else ' ' for t in tokens])
 
 # %% ../../nbs/03_mining/01_captions.ipynb #1241eafe
 class Entity(NamedTuple):
@@ -100,9 +97,8 @@ def _is_content(token) -> bool:
 def chunk_words(chunk: list, root) -> str:
     "The words of a noun chunk without articles, possessors and punctuation."
     owners = [t for t in chunk if t.dep_ == 'poss' and t.head.i == root.i]
-    start = owners[-1].right_edge.i + 1 if owners else 0
-    kept = [t for t in chunk if _is_content(t) and t.i >= start]
-    return ' '.join(_joined(kept).split())
+    start = owners[-1].right_edge.i + 1 - chunk[0].i if owners else 0
+    return _joined([t.text_with_ws if _is_content(t) else ' ' for t in chunk[start:]])
 
 
 def _chunk_root(words: list, chunk):
