@@ -10,12 +10,11 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'CODE_TOKENS', 'STATE_LABELS', 'RU
            'page_table', 'page_receipt', 'page_markdown', 'page_output', 'warnings_of', 'join_hidden_code',
            'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line', 'relink',
            'notebook_page', 'page_title', 'trained_title', 'other_experiment', 'pages', 'paper_map', 'made_by',
-           'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'card_figure',
-           'page_numbers', 'front_page', 'results', 'build_html', 'site']
+           'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'page_numbers',
+           'front_page', 'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
-import base64
 import json
 import math
 import posixpath
@@ -32,7 +31,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
-from .findings import kept_findings
+from .findings import card_figure, kept_findings
 from .processes import running_module
 from .runner import contents, damage, done, heading, unreadable
 from .. import api
@@ -773,15 +772,6 @@ def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # pa
             by_backbone.setdefault(c['backbone'], []).append(c)
     tables = [table for every in by_backbone.values() for table in _matrix_tables(every)]
     return render_template('matrix', tables=tables) if tables else ''
-
-# %% ../../nbs/10_book/01_site.ipynb #001ac4d2
-def card_figure(nb: dict) -> bytes:
-    "The PNG of the cell with the tag `card`, otherwise the first PNG of a notebook; empty if there is none."
-    for c in sorted(nb['cells'], key=lambda c: 'card' not in tags(c)):
-        for o in c.get('outputs', ()):
-            if png := o.get('data', {}).get('image/png'):
-                return base64.b64decode(''.join(png))
-    return b''
 
 # %% ../../nbs/10_book/01_site.ipynb #8debf566
 FIGURES_FROM = (  # the front page's first choices
