@@ -193,8 +193,10 @@ def gallery_figure(run: ReferredRun, results: pd.DataFrame):
     fig, ax = page(2.9)
     colors = {run.titles[m]: color(c) for m, c in zip(TOKEN_VARIANTS, ('green', 'orange'))}
     sns.lineplot(mine, x='distractors', y='value', hue='variant', palette=colors, marker='o', errorbar='sd', ax=ax)
-    ax.set_xscale('symlog', linthresh=max(1, run.steps[1] if len(run.steps) > 1 else 1))
-    ax.set(xlabel='distractors', ylabel='R@1 (%)', ylim=(0, None), title='Gallery images with and without a token')
+    least = max(1, run.steps[1] if len(run.steps) > 1 else 1)
+    ax.set_xscale('symlog', linthresh=least)
+    ax.set(xlabel='distractors', xlim=(-least / 5, None), title='Gallery images with and without a token')
+    ax.set(ylabel='R@1 (%)', ylim=(0, None))
     ax.grid(axis='y')
     ax.legend(title=None)
     return fig
