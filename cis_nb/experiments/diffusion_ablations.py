@@ -1196,9 +1196,10 @@ def state_finding(run: MatrixRun, found: dict, effects: dict) -> str:
         words += [f'{run.titles[m]} {value[m]:.1f}, {brief_difference(found[m, name])}' for m in STATE_BEFORE]
         tuned = f'{run.titles["image_text_tuned"]} {value["image_text_tuned"]:.1f}'
         said.append(f'{title}, minus the state that it changes: ' + '; '.join([*words, tuned]))
-    for score, what in dict(kept='Objects outside the mask kept', localised='Localised').items():
+    scores = dict(kept='Objects outside the mask kept', localised='Localised', inside='The edit in its place first')
+    for score, what in scores.items():
         masks = [f'{run.titles[m]} {difference_cell(c, change)}' for (m, s), c in effects.items() if s == score]
-        said.append(f'{what}, with a mask − without: {"; ".join(masks)}')
+        said += [f'{what}, with a mask − without: {"; ".join(masks)}'] if masks else []
     return '. '.join(said)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #71c3e249
