@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import warnings
 from base64 import b64encode
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import attack, byte_changes, json_changes, remove, text_changes, value_changes
+from hostile import attack, byte_changes, json_changes, remove, replaced, text_changes, value_changes
 from markupsafe import escape
 from projects import receipt_of
 from safetensors.torch import load, save
@@ -464,3 +465,25 @@ def test_networks_of_runs(tmp_path, name):
         names = [f'{file}.safetensors', str(tmp_path)]
         found = attack('networks', tmp_path / f'{file}.{suffix}', read, kinds, names=names, valid_too=OTHER_NETWORK)
         assert found == []
+
+
+@pytest.mark.parametrize(
+    'name, field, value',
+    [
+        ('combiner', 'backbone', 'zzz'),
+        ('artemis', 'pretrained', ''),
+        ('pseudo_word', 'title', ''),
+        ('condvit', 'condvit.text_width', -1),
+        ('compodiff', 'shape.depth', 2**63 - 1),
+        ('compodiff', 'sampling.steps', 0),
+        ('compodiff', 'text_encoder', 'tiny_xs+zzz'),
+    ],
+)
+def test_a_description_with_a_wrong_value_is_named(tmp_path, name, field, value):
+    file, write, load = NETWORKS[name]
+    write(tmp_path, load_backbone('tiny_xs', device='cpu'))
+    path, field = tmp_path / f'{file}.json', field.split('.')
+    path.write_text(json.dumps(replaced(json.loads(path.read_text()), field, value)))
+    said = rf"{file}.safetensors or its .json is damaged \(.*{field[-1]}\b.*{re.escape(repr(value))}.*train again"
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path, 'cpu')
