@@ -32,6 +32,7 @@ from ..mining.synthetic import INSTRUCTION_TEMPLATES
 from ..retrieval.protocol import task_rankings
 from cis_nb.training.validation import (
     NetDescription,
+    Width,
     RetrievalValidation,
     check_backbone,
     read_net,
@@ -157,8 +158,8 @@ class ArtemisMethod(FeatureMethod):
 class ArtemisDescription(NetDescription):
     "What is read of the description of a scorer."
 
-    D: int
-    pretrained: str
+    D: Width
+    pretrained: str = Field(min_length=1)
 
 
 def read_artemis(folder) -> tuple:  # Artemis, what is known about it

@@ -54,6 +54,7 @@ from ..retrieval.protocol import Protocol, Task
 from ..training.loop import BaseObjective
 from cis_nb.training.validation import (
     NetDescription,
+    Width,
     RetrievalValidation,
     check_backbone,
     read_net,
@@ -437,9 +438,9 @@ def save_combiner(folder, net: Combiner, backbone, tune: str = 'none', pretraine
 class CombinerSettings(Document):
     "Settings of a `Combiner`."
 
-    D: int
-    projection: int
-    hidden: int
+    D: Width
+    projection: Width
+    hidden: Width
     dropout: float = 0.5
     start: str = 'random'
     normalise_inputs: bool = False
@@ -450,7 +451,7 @@ class CombinerDescription(NetDescription):
 
     combiner: CombinerSettings
     tune: Literal['none', 'text', 'image', 'both']
-    pretrained: str
+    pretrained: str = Field(min_length=1)
     condition: Literal['text', 'category'] = 'text'  # said by a Combiner of products alone
 
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from fastcore.basics import patch
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..api import Plugin, Style, TrainingConfig
 from ..backbones.denoiser import Denoiser, DenoiserShape, read_denoiser
@@ -35,7 +35,7 @@ from ..backbones.loading import load_backbone
 from ..benchmarks.cirr import cirr_of
 from ..benchmarks.fashioniq import CATEGORIES, load_fashioniq
 from ..core.documents import Document
-from ..core.experiment_files import trained_weights
+from ..core.experiment_files import check_registered, trained_weights
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress, show_table
 from ..core.store import fingerprint, stored, stored_array
@@ -852,6 +852,19 @@ class SamplingDescription(Document, extra='forbid'):
     first: int = DIFFUSION_STEPS - 1
     compile: str = ''
 
+    @model_validator(mode='after')
+    def _within_bounds(self):
+        SamplerSettings(**{name: getattr(self, name) for name in SAMPLER_FIELDS})
+        return self
+
+
+def _registered_encoders(names: str) -> str:
+    "The names; ValueError for one that is neither a T5 nor a registered backbone."
+    for n in names.split('+') if names else ():
+        if not n.startswith(T5_PREFIX):
+            check_registered('backbone', n)
+    return names
+
 
 class CompoDiffDescription(NetDescription):
     "What is read of the description of a denoiser."
@@ -860,8 +873,10 @@ class CompoDiffDescription(NetDescription):
     stage: Literal['1', '2', 'finetune']
     padding: Literal['masked', 'literal']
     sampling: SamplingDescription
-    pretrained: str
-    text_encoder: str = ''  # runs of earlier versions do not say it, nor its fingerprint
+    pretrained: str = Field(min_length=1)
+    text_encoder: Annotated[str, AfterValidator(_registered_encoders)] = (
+        ''  # runs of earlier versions do not say it, nor its fingerprint
+    )
     reader: str = ''
 
 

@@ -47,6 +47,7 @@ from .contrastive import all_gather_with_grad, info_nce
 from ..retrieval.protocol import Protocol, Task
 from ..training.loop import epoch_order
 from cis_nb.training.validation import (
+    MAX_WIDTH,
     NetDescription,
     RetrievalValidation,
     check_backbone,
@@ -464,7 +465,7 @@ class CondViTSettings(Document):
 
     condition: str
     categories: list[str]
-    text_width: int = 0
+    text_width: int = Field(0, ge=0, le=MAX_WIDTH)  # 0: no text is read
     insert_before: int = 1
     gallery_token: bool = False
 
@@ -474,7 +475,7 @@ class CondViTDescription(NetDescription):
 
     condvit: CondViTSettings
     text_model: str
-    pretrained: str
+    pretrained: str = Field(min_length=1)
     reader: str  # fingerprint of the encoder of conditions in words; empty: it reads none
 
 

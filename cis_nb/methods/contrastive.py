@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CONTRASTIVE_SCHEME', 'info_nce', 'all_gather_with_grad', 'retrieval', 'twin_hits', 'auc', 'zero_shot', 'embed_images',
            'embed_texts', 'validation_hits', 'validation_data', 'probe_rows', 'Similarities', 'Contrastive',
-           'ContrastiveConfig', 'ContrastivePlugin']
+           'ContrastiveConfig', 'ContrastiveDescription', 'ContrastivePlugin']
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #4095aa4b
 import math
@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field, model_validator
 
-from ..backbones.weights import BackboneNote
-from ..core.documents import read_json
+from ..core.documents import Document, read_json
+from ..core.experiment_files import BackboneName
 from ..api import Plugin, TrainableBackbone, TrainingConfig
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.lrvsf_training import ProductCaptions
@@ -301,6 +301,12 @@ class ContrastiveConfig(TrainingConfig):
         return self
 
 # %% ../../nbs/04b_methods/02_contrastive.ipynb #4ab8c1b6
+class ContrastiveDescription(Document):
+    "What is read of the description of a trained backbone."
+
+    backbone: BackboneName
+
+
 class ContrastivePlugin(Plugin):
     "Images with captions, and a backbone that learns to match them."
 
@@ -332,7 +338,7 @@ class ContrastivePlugin(Plugin):
 
     def load(self, run, device='auto', backbone=None):
         "The sum of image and text over the backbone that was trained."
-        about = read_json(run_folder(run) / 'backbone.json', BackboneNote, 'train the backbone again')
+        about = read_json(run_folder(run) / 'backbone.json', ContrastiveDescription, 'train again')
         return method('image_text', load_backbone(about['backbone'], str(run_folder(run)), device))
 
     def about(self, config) -> dict:

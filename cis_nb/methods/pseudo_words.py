@@ -18,7 +18,7 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from safetensors.torch import save_file
 from torch import nn
 
@@ -37,7 +37,9 @@ from ..data.packed import packed_folder
 from ..data.datasets import captions_root
 from .baselines import FeatureMethod
 from cis_nb.training.validation import (
+    MAX_WIDTH,
     NetDescription,
+    Width,
     RetrievalValidation,
     check_backbone,
     read_net,
@@ -205,9 +207,9 @@ class PhiSettings(Document):
     "Settings of `make_net`."
 
     net: str
-    D: int
-    W: int
-    hidden: int = 0
+    D: Width
+    W: Width
+    hidden: int = Field(0, ge=0, le=MAX_WIDTH)
     dropout: float = 0.5
     norm: bool = False
 
@@ -216,11 +218,11 @@ class PhiDescription(NetDescription):
     "What is read of the description of a φ."
 
     net: PhiSettings
-    method: str
-    title: str
+    method: str = Field(min_length=1)
+    title: str = Field(min_length=1)
     prompt: Prompt
     unit_input: bool
-    pretrained: str
+    pretrained: str = Field(min_length=1)
     target_pad: float = 0  # runs of earlier versions, which did not pad, do not say it
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import warnings
 from base64 import b64encode
@@ -11,14 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hostile import attack, byte_changes, json_changes, remove, text_changes, value_changes
+from hostile import attack, byte_changes, json_changes, remove, replaced, text_changes, value_changes
 from markupsafe import escape
 from projects import receipt_of
 from safetensors.torch import load, save
 
 from cis_nb.backbones.conditional_vit import conditional_vit
 from cis_nb.backbones.denoiser import Denoiser, DenoiserShape
-from cis_nb.backbones.loading import load_backbone
+from cis_nb.backbones.loading import load_backbone, save_backbone
 from cis_nb.backbones.weights import weights_file
 from cis_nb.book import runner, site
 from cis_nb.core.experiment_files import (
@@ -37,6 +38,7 @@ from cis_nb.methods.combiner import Combiner, load_combiner, save_combiner
 from cis_nb.methods.combiner_products import load_product_combiner
 from cis_nb.methods.compodiff import load_compodiff
 from cis_nb.methods.condvit import load_condvit
+from cis_nb.methods.contrastive import ContrastivePlugin
 from cis_nb.methods.pseudo_words import (
     Phi,
     PseudoWord,
@@ -53,7 +55,8 @@ from cis_nb.training.checkpoints import load_checkpoint, save_checkpoint
 from cis_nb.training.validation import run_folder, write_net
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures('store')]
-JSON = (json_changes, value_changes, text_changes)
+JSON_VALUES = (json_changes, value_changes)
+JSON = (*JSON_VALUES, text_changes)
 
 
 def test_manifests(tmp_path):
@@ -75,7 +78,7 @@ def test_finished_work_is_made_again(tmp_path):
 VERDICTS = {'reproduced': 3}
 RECORD = receipt_of(params=dict(method='lincir', n=2), runs=['run/a'], counts=VERDICTS, versions=dict(python='3'))
 RECORD |= dict(experiment='09_honest', inputs=dict(notebook='x'), seconds=1.5, reasons=['x'], traceback=['y'])
-ANY_TEXT = r'experiment|headline|versions.python|machine.\w+|params.method|reasons.0|traceback.0|created'
+ANY_TEXT = r'experiment|headline|versions.python|machine.\w+|reasons.0|traceback.0|created'
 ANY_VALUE = r'params|params.n|inputs|inputs.notebook|counts|versions|evidence|comparisons'
 OTHER_RECORD = rf'({ANY_TEXT}): (text|empty text)|(runs|traceback): empty list|runs.0: text zzz|({ANY_VALUE}): |'
 OTHER_RECORD += '(runs|params.method|versions.python): missing|'
@@ -153,7 +156,7 @@ def test_the_front_page(project, name):
             raise ValueError(f'{name}: {why}')
         return (text, page), {}
 
-    assert attack('front page', e.folder / name, read, [json_changes], places=False, valid_too=OTHER_RECORD) == []
+    assert attack('front page', e.folder / name, read, JSON_VALUES, places=False, valid_too=OTHER_RECORD) == []
 
 
 def test_reports_of_trainings(tmp_path):
@@ -191,7 +194,7 @@ def test_notebooks(tmp_path):
     for output in outputs:  # of a list, only the first entry is changed
         cell = dict(code, source=['n = 1  # a number'], outputs=[output])
         path.write_text(json.dumps(dict(cells=[cell], metadata={}, nbformat=4, nbformat_minor=5)))
-        assert attack('notebooks', path, read, [json_changes, value_changes], places=False, valid_too=other) == []
+        assert attack('notebooks', path, read, JSON_VALUES, places=False, valid_too=other) == []
     assert attack('notebooks', path, read, [text_changes], valid_too=other) == []
 
 
@@ -306,6 +309,16 @@ def test_weights(tmp_path):
     assert attack('weights', path, read, [weights_changes, byte_changes], names=['run']) == []
     note, free = path.parent / 'backbone.json', 'gone|a pipe|a folder|a link|an endless device'  # it may be absent
     assert attack('weights', note, read, JSON, names=['run'], valid_too=free) == []
+
+
+def test_records_of_trained_backbones(tmp_path):
+    save_backbone(load_backbone('tiny_xs', device='cpu'), tmp_path)
+
+    def read():
+        m = ContrastivePlugin().load(tmp_path, 'cpu')
+        return (m.backbone.name, m.backbone.fingerprint), {}
+
+    assert attack('weights', tmp_path / 'backbone.json', read, JSON) == []
 
 
 class Runs:
@@ -447,8 +460,30 @@ def test_networks_of_runs(tmp_path, name):
         m = load(tmp_path, 'cpu')
         return (m.name, m.title, m.run, m.settings()), {}
 
-    changes = dict(safetensors=(tensor_changes, byte_changes), json=(json_changes, text_changes))
+    changes = dict(safetensors=(tensor_changes, byte_changes), json=JSON)
     for suffix, kinds in changes.items():
         names = [f'{file}.safetensors', str(tmp_path)]
         found = attack('networks', tmp_path / f'{file}.{suffix}', read, kinds, names=names, valid_too=OTHER_NETWORK)
         assert found == []
+
+
+@pytest.mark.parametrize(
+    'name, field, value',
+    [
+        ('combiner', 'backbone', 'zzz'),
+        ('artemis', 'pretrained', ''),
+        ('pseudo_word', 'title', ''),
+        ('condvit', 'condvit.text_width', -1),
+        ('compodiff', 'shape.depth', 2**63 - 1),
+        ('compodiff', 'sampling.steps', 0),
+        ('compodiff', 'text_encoder', 'tiny_xs+zzz'),
+    ],
+)
+def test_a_description_with_a_wrong_value_is_named(tmp_path, name, field, value):
+    file, write, load = NETWORKS[name]
+    write(tmp_path, load_backbone('tiny_xs', device='cpu'))
+    path, field = tmp_path / f'{file}.json', field.split('.')
+    path.write_text(json.dumps(replaced(json.loads(path.read_text()), field, value)))
+    said = rf"{file}.safetensors or its .json is damaged \(.*{field[-1]}\b.*{re.escape(repr(value))}.*train again"
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path, 'cpu')
