@@ -32,7 +32,7 @@ from ..data.datasets import language_tools
 from ..data.image_sources import ImageSource, folder_images
 from .comparison import UNTRAINED, compare, format_uncertainty, over_seeds, rival_leads
 from .entries import Entry, start_entry, trained_entry
-from .photos import CHOSEN_WEIGHT, PHOTO_SPLITS, CaptionedPhotos, captioned_photos
+from .photos import PHOTO_SPLITS, CaptionedPhotos, captioned_photos
 from ..methods.baselines import FusionMethod, image_text, method
 from ..methods.combiner import held_out, triplet_folder
 from ..methods.late_fusion import SCORE_PRODUCT, TEXT_WEIGHTS, TUNED_SUM, ScoreProduct, cosine_ranges
@@ -344,7 +344,7 @@ def tuned_sum(tasks: dict, read: TextMemory, seed: int = 0) -> Entry:
     "Image + Text with the one of `TEXT_WEIGHTS` that `choose_by_recall` names on validation tasks."
     tried = {str(w): sum_entry(str(w), read.backbone, w, True, read) for w in TEXT_WEIGHTS}
     weight, _ = choose_by_recall(target_ranks([*tried.values()], tasks, seed), list(tried))
-    return replace(tried[weight], name=TUNED_SUM.name, title=CHOSEN_WEIGHT.format(weight))
+    return replace(tried[weight], name=TUNED_SUM.name, title=TUNED_SUM.title)
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #6e38bbd4
 def select_lines(ranked: pd.DataFrame, partners: str, methods: list, kind: str = 'all') -> pd.DataFrame:
