@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FINDINGS', 'FIGURES', 'COLUMNS', 'WITH_FINDINGS', 'card_figure', 'read_findings', 'add_findings', 'keep_figure',
-           'keep_findings', 'kept_figure', 'kept_findings']
+           'keep_findings', 'figure_address', 'kept_findings']
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00002
 import base64
@@ -91,7 +91,7 @@ def keep_findings(profile: str, data: str = '') -> list:  # of the experiments' 
     return [e.name for e in ran]
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00008
-def kept_figure(profile: str, experiment: str, folder: Path = None) -> str:
+def figure_address(profile: str, experiment: str, folder: Path = None) -> str:
     "The address of a kept figure for a page, which holds the image; empty if there is none."
     file = Path(folder or FIGURES) / profile / f'{experiment}.png'
     return f'data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}' if file.exists() else ''
@@ -102,4 +102,4 @@ def kept_findings(chapter: str, profile: str, found: pd.DataFrame = None) -> lis
     found = read_findings() if found is None else found
     of_chapter = (found.experiment == chapter) | found.experiment.str.startswith(f'{chapter}.')
     rows = found[of_chapter & (found.profile != profile)].to_dict('records')
-    return [dict(r, figure=kept_figure(r['profile'], r['experiment'])) for r in rows]
+    return [dict(r, figure=figure_address(r['profile'], r['experiment'])) for r in rows]
