@@ -31,6 +31,7 @@ from ..retrieval.search import l2_normalize_array
 from ..core.documents import Document, read_json
 from ..core.store import fingerprint
 from ..data.image_sources import ImageSource
+from ..data.packed import FORMATS
 from ..data.roots import dataset_root, need_file, world_name
 from ..backbones.features import image_features, text_features
 from ..data.image_folders import Skipped, folder_files, places_key
@@ -620,7 +621,7 @@ def caption_images(c: CaptionSet, root) -> tuple:  # ImageSource, what was left 
     places, skipped = locate_images(c, root)
 
     def load(i):
-        with Image.open(io.BytesIO(places[i].read())) as im:
+        with Image.open(io.BytesIO(places[i].read()), formats=FORMATS) as im:
             return im.convert('RGB')
 
     return ImageSource(list(places), load, fingerprint(['captions', places_key(places)]), 'captions'), skipped

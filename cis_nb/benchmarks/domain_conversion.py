@@ -25,6 +25,7 @@ from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
 from ..core.parameters import one_of
 from ..data.image_folders import Place, Skipped, is_image, folder_files, places_key
+from ..data.packed import FORMATS
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #bfcc77e8
 @dataclass
@@ -289,9 +290,8 @@ def _loader(D: Domains):
     "image -> PIL image."
 
     def load(i):
-        with Image.open(
-            io.BytesIO((D.places.get(i) or Place(str(need_file(D.folder.parent / i, **DOMAIN_IMAGES)))).read())
-        ) as im:
+        place = D.places.get(i) or Place(str(need_file(D.folder.parent / i, **DOMAIN_IMAGES)))
+        with Image.open(io.BytesIO(place.read()), formats=FORMATS) as im:
             return im.convert('RGB')
 
     return load

@@ -21,6 +21,7 @@ from PIL import Image
 from ..core.documents import Document, open_regular, read_bytes, read_json
 from ..core.store import fingerprint
 from ..data.image_folders import contents_key
+from ..data.packed import FORMATS
 from ..data.roots import need_file, world_name
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, Protocol, Task, load_tasks, result_rows
 from ..core.plotting import show_grid
@@ -312,7 +313,7 @@ def _loader(files: dict, crop_mode: str):
 
     def load(key):
         name, box = parse_key(key)
-        with open_regular(files[name]) as f, Image.open(f) as im:
+        with open_regular(files[name]) as f, Image.open(f, formats=FORMATS) as im:
             return crop(im, box, mode=crop_mode) if box else im.convert('RGB')
 
     return load

@@ -22,6 +22,7 @@ from ..core.documents import Document, read_json
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
 from ..data.image_folders import Place, Skipped, places_key, tar_members
+from ..data.packed import FORMATS
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #1a3c1272
 COMPOSITION_SPLITS = ('val', 'train')
@@ -280,7 +281,7 @@ def _loader(c: Instances, crops: dict, masked: bool):
 
     def load(i):
         name = i.split('@')[0]
-        with Image.open(io.BytesIO(c.places[name].read())) as im:
+        with Image.open(io.BytesIO(c.places[name].read()), formats=FORMATS) as im:
             whole = im.convert('RGB')
         return cut(whole, crops[i], *sizes[name], masked) if i in crops else whole
 

@@ -21,7 +21,7 @@ from ..core.report import progress
 from ..core.code import loader_version
 from ..core.store import fingerprint, new_array, stored, stored_array, stored_table
 from .image_folders import IMAGE_SUFFIXES, Place, Skipped, contents_key, files_below, is_image
-from .packed import center_square, open_image, packed_about, packed_folder, packed_table
+from .packed import FORMATS, center_square, open_image, packed_about, packed_folder, packed_table
 
 # %% ../../nbs/00b_data/04_image_sources.ipynb #702a10c1
 def _write_squares(folder: Path, ids: list, load: Callable, size: int, name: str):
@@ -102,7 +102,7 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
     "Images that are files: `paths` {id: Path} of those that are there; `missing(id)` raises for another."
 
     def load(i):
-        with open_regular(paths.get(i) or missing(i)) as f, Image.open(f) as im:
+        with open_regular(paths.get(i) or missing(i)) as f, Image.open(f, formats=FORMATS) as im:
             return im.convert('RGB')
 
     return ImageSource(list(ids), load, fingerprint([name, contents_key(paths)]), name)

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from photo_folders import refuse
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.data.image_sources import ImageSource, image_files, image_folder, union
@@ -52,6 +52,13 @@ def test_a_file_that_is_no_image_raises(tmp_path, content):
     (tmp_path / 'a.jpg').write_bytes(content)
     with pytest.raises(OSError):
         image_files(['a'], {'a': tmp_path / 'a.jpg'}, None, 'files').load('a')
+
+
+def test_an_image_is_opened_by_no_other_program(tmp_path):
+    "A PostScript file with the name of an image would be drawn by Ghostscript."
+    (tmp_path / 'a.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n')
+    with pytest.raises(UnidentifiedImageError):
+        image_files(['a'], {'a': tmp_path / 'a.png'}, None, 'files').load('a')
 
 
 def test_the_key_of_files_follows_names_and_content_not_their_order(tmp_path):
