@@ -235,15 +235,24 @@ def test_a_published_training_leaves_neither_method_nor_data_to_a_default(file):
     assert 'world' not in [config[k] for k in read]
 
 
-@pytest.mark.parametrize('method', ['lincir', 'pic2word', 'searle'])
-def test_the_validation_set_is_looked_for_before_the_training_data_are_read(tmp_path, store, monkeypatch, method):
+@pytest.mark.parametrize(
+    'given',
+    [
+        dict(method='lincir', corpus='captions.txt', parser='world'),
+        dict(method='pic2word'),
+        dict(method='searle'),
+        dict(method='combiner', validation='cirr', parser='world'),
+        dict(method='compodiff', stage='2', start='none'),
+    ],
+    ids=lambda given: given['method'],
+)
+def test_the_validation_set_is_looked_for_before_the_training_data_are_read(tmp_path, store, monkeypatch, given):
     "Captions and images are there, and would be read for hours."
     folder(tmp_path / 'data' / 'photos', 6, 'captions.csv', 'image,caption\n000.jpg,a dog')
     (tmp_path / 'data' / 'captions.txt').write_text('a dog in the snow\n')
     monkeypatch.setenv('CIS_DATA', str(tmp_path / 'data'))
-    corpus = dict(corpus='captions.txt', parser='world') if method == 'lincir' else {}
     with pytest.raises(FileNotFoundError, match='CIRR is neither .*Get it from .*; licence: .*; size: about'):
-        T.train_or_load(T.settings(dict(method=method, data='photos', **corpus)))
+        T.train_or_load(T.settings(dict(data='photos', **given)))
     assert {p.name for p in store_root().glob('*')} <= {'synthetic', 'phrases'}
 
 

@@ -81,6 +81,7 @@ SOURCES = {  # folders and files below CIS_DATA that parameter files name -> whe
         'research; the images: of their owners',
         '1 GB',
     ),
+    'concreteness': ('the supplement of doi.org/10.3758/s13428-013-0403-5', 'research', '1.6 MB'),
     'grocery': ('https://github.com/marcusklasson/GroceryStoreDataset', 'MIT', '20 MB at 128 pixels'),
     'clothing': ('https://github.com/alexeygrigorev/clothing-dataset', 'CC0', '23 MB at 128 pixels'),
     'instructpix2pix/gpt-generated-prompts.jsonl': (

@@ -807,15 +807,16 @@ class CombinerPlugin(Plugin):
         return Backbone if config.tune == 'none' else TrainableBackbone
 
     def inputs(self, backbone, config) -> list:
-        found = []
+        splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
+        cirr = [cirr_of(config.data, config.cirr, s).fingerprint for s in splits]  # what is missing is told at once
+        begun, found = [run.name] if (run := run_before(config)) else [], []
         if config.triplets == 'mined':
+            found.append(triplet_folder(config))
             photos = packed_folder(captions_root(config.data, config.world_images), backbone.image_size)
-            found += [triplet_folder(config), packed_about(photos)['key']]
+            found.append(packed_about(photos)['key'])
         if config.triplets == 'synthetic':
             found.append(synthetic_shards(backbone, config).key)
-        splits = ['val'] * ('cirr' in (config.validation, config.triplets)) + ['train'] * (config.triplets == 'cirr')
-        found += [run.name] if (run := run_before(config)) else []
-        return found + [cirr_of(config.data, config.cirr, s).fingerprint for s in splits]
+        return [*found, *begun, *cirr]
 
     def objective(self, backbone, config) -> CombinerTraining:
         net, data = started_combiner(backbone, config), training_data(config, backbone)

@@ -1120,13 +1120,14 @@ class CompoDiffPlugin(Plugin):
         begun += [states_encoder(c.text_encoder, backbone).fingerprint] if c.text_encoder else []
         if c.stage == 'finetune':
             return begun + [t.fingerprint for s in ('train', 'val') for t in benchmark_splits(c, s).values()]
+        second = c.stage == '2'  # its data that may be missing come first: images are packed for hours
+        cirr = [cirr_of(c.data, c.cirr).fingerprint] if second else []
+        shards = [synthetic_shards(backbone, c).key] if second and c.task_mix[2] else []
         pairs = CaptionedImages(captions_root(c.data, c.world_images), 'train', backbone.image_size)
-        if c.stage == '1':
-            return begun + list(pairs.inputs)
-        found = [*begun, *pairs.inputs, cirr_of(c.data, c.cirr).fingerprint]
-        if c.task_mix[1]:
+        found = [*begun, *pairs.inputs, *cirr]
+        if second and c.task_mix[1]:
             found.append(masked_images(backbone, c.data, c.world_images, c.inpainted, c.masks, c.parser).folder.name)
-        return found + ([synthetic_shards(backbone, c).key] if c.task_mix[2] else [])
+        return found + shards
 
     def objective(self, backbone, config) -> CompoDiffTraining:
         with torch.autocast(backbone.device.type, enabled=False):  # what the store keeps is in full precision

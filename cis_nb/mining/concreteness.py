@@ -17,7 +17,7 @@ import pandas as pd
 from ..core.documents import read_bytes
 from ..core.parameters import one_of
 from ..core.store import fingerprint, stored, stored_table
-from ..data.roots import WORLD, data_root, need_file
+from ..data.roots import SOURCES, WORLD, data_root, need_file
 from ..world.captions import THING_NOUNS
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
 
@@ -114,16 +114,9 @@ def _ratings(source) -> dict:
     "The ratings as they are given, without plurals."
     if source in WRITTEN_RATINGS:
         return WRITTEN_RATINGS[source]()
-    path = data_root('concreteness') / RATINGS_FILE if source in ('auto', LITERAL_RATINGS) else Path(source)
-    return read_ratings(
-        need_file(
-            path,
-            'Concreteness ratings of Brysbaert et al. (2014)',
-            'the supplement of doi.org/10.3758/s13428-013-0403-5',
-            'research',
-            '1.6 MB',
-        )
-    )
+    own = source in ('auto', LITERAL_RATINGS)
+    path = data_root('concreteness', what='ratings') / RATINGS_FILE if own else Path(source)
+    return read_ratings(need_file(path, 'Concreteness ratings of Brysbaert et al. (2014)', *SOURCES['concreteness']))
 
 
 @lru_cache(maxsize=4)

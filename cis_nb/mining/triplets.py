@@ -442,8 +442,8 @@ def mine_triplets(
     from cis_nb.mining.captions import read_relations, relation_shards
 
     _checked(range(1), n, filter, threshold, kw.get('lookup', 'exact'), partner)
-    folder = relation_shards(root, parser, captions=captions, attributes=attributes, rules=rules)
     rated = concreteness(parser if ratings == 'auto' and parser in WRITTEN_RATINGS else ratings)
+    folder = relation_shards(root, parser, captions=captions, attributes=attributes, rules=rules)
     kw = dict(filter=filter, threshold=threshold, partner=partner, **kw)
     wanted = dict(train=n, val=n_val) if n_val else dict(train=n)
 
