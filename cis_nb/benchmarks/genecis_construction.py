@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated
 import numpy as np
 import pandas as pd
-from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 from ..api import BenchmarkPlugin, MainMetric
 from cis_nb.benchmarks.genecis import (
@@ -36,6 +35,7 @@ from cis_nb.benchmarks.genecis import (
 )
 from ..core.documents import Document, open_regular, read_json
 from ..core.store import stored, stored_json, stored_table
+from ..data.packed import open_image
 from ..data.roots import dataset_root, need_file
 
 # %% ../../nbs/02b_benchmarks/01_genecis_construction.ipynb #6fde4f0a
@@ -56,11 +56,11 @@ class Scenes:
 
 
 def mask_areas(path) -> dict:  # segment id -> pixels
-    "The areas of the segments of a panoptic mask; id = red + 256 green + 65536 blue."
+    "The areas of the segments of a panoptic mask; id = red + 256 green + 65536 blue. ValueError if it is unreadable."
     try:
-        with open_regular(path) as f, Image.open(f) as im:
-            rgb = np.asarray(im.convert('RGB'), np.int64)
-    except (OSError, UnidentifiedImageError, SyntaxError) as e:
+        with open_regular(path) as f:
+            rgb = np.asarray(open_image(f.read()), np.int64)
+    except Exception as e:  # whatever a hostile file raises
         raise ValueError(f'{path} is no readable mask ({e}); get it again') from None
     ids, n = np.unique(rgb @ [1, 256, 65536], return_counts=True)
     return dict(zip(ids.tolist(), n.tolist()))

@@ -87,7 +87,12 @@ def parquet_file(path: Path) -> pq.ParquetFile:
 
 
 def parquet_columns(path: Path, columns) -> pd.DataFrame:
-    "Some columns of a Parquet file; ValueError that names it where it is none or is damaged."
+    """Some columns of a Parquet file; ValueError that names it where it is none, is damaged, or claims more rows than
+    it has bytes: a few bytes can stand for millions of equal rows, but each row has an address or an image of its own.
+    """
+    rows, size = parquet_file(path).metadata.num_rows, path.stat().st_size
+    if rows > size:
+        raise ValueError(f'{path}: {rows:,} rows cannot differ in {size:,} bytes; it may be damaged: get it again')
     try:
         return pq.read_table(regular(path), columns=list(columns)).to_pandas()
     except (OSError, ValueError) as e:

@@ -24,7 +24,7 @@ import torch
 from ..api import MethodByTask
 from .lrvsf import LRVSF_DATA, LRVSFTask, category_hits, lrvsf_folder
 from ..core.documents import check_document, open_regular, read_json
-from ..core.store import fingerprint
+from ..core.store import fingerprint, write_export
 from ..data.roots import need_file
 from ..retrieval.protocol import RESULT_COLUMNS, Protocol, result_row
 from ..retrieval.ranking import rank_gallery
@@ -193,19 +193,17 @@ def _plain_ids(value, levels: int = 2):
 
 def convert_bootstrap(path, to=None) -> Path:
     """Write the subsets of a published pickle as JSON beside it (or `to`); only lists and arrays of ids are read.
-    ValueError for any other file."""
+    ValueError for any other file, StorageFault where the disk is full or read-only."""
     path = Path(path)
-    to = Path(to or path.with_suffix('.json'))
-    try:
-        with open(path, 'rb') as f:
+    with open_regular(path) as f:
+        try:
             found = _IdsUnpickler(f).load()
-        if not isinstance(found, dict):
-            raise ValueError(f'it holds a {type(found).__name__}, no dict of subsets')
-        plain = {str(name): _plain_ids(v) for name, v in found.items()}
-    except (ValueError, pickle.UnpicklingError, EOFError, AttributeError, LookupError, ImportError, TypeError) as e:
-        raise ValueError(f'{path} is no pickle of bootstrap ids: {e}') from None
-    to.write_text(json.dumps(plain))
-    return to
+            if not isinstance(found, dict):
+                raise ValueError(f'it holds a {type(found).__name__}, no dict of subsets')
+            text = json.dumps({str(name): _plain_ids(v) for name, v in found.items()})
+        except Exception as e:  # whatever a hostile file raises
+            raise ValueError(f'{path} is no pickle of bootstrap ids: {str(e) or type(e).__name__}') from None
+    return write_export(to or path.with_suffix('.json'), lambda p: p.write_text(text, encoding='utf-8'))
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #cb6960b8
 @dataclass

@@ -10,6 +10,7 @@ __all__ = ['HASH_BITS', 'SEARCH_MARGIN', 'WITHIN', 'ACROSS', 'KEPT_DUPLICATES', 
 
 # %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #1e03d501
 import io
+import warnings
 
 import faiss
 import numpy as np
@@ -156,15 +157,31 @@ def duplicate_reasons(groups, products) -> np.ndarray:  # (N,) of '', WITHIN, AC
     return np.where(~table.group.duplicated(), '', np.where(same, WITHIN, ACROSS))
 
 # %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #f61e8382
+def _clothing_table(root, places: dict) -> pd.DataFrame:
+    "The table of a folder whose files are known, as text; ValueError for one that is damaged or lacks a column."
+    if 'clothing.csv' not in places:
+        raise FileNotFoundError(f'{root}: clothing.csv is missing; the folder needs clothing.csv and its images')
+    try:
+        rows = pd.read_csv(io.BytesIO(places['clothing.csv'].read()), dtype=str, keep_default_na=False)
+    except ValueError as e:  # no text, no table, nothing
+        raise ValueError(f'{root}: clothing.csv is no CSV file in UTF-8 ({e}); get it again') from None
+    if lost := [c for c in ('image', 'sender_id', 'label') if c not in rows]:
+        raise ValueError(f'{root}: clothing.csv has no column {lost[0]!r}; needed: image, sender_id, label')
+    if rows.empty:
+        raise ValueError(f'{root}: clothing.csv has no line below the heading; get it again')
+    return rows
+
+
 def read_clothing(root, most: int = 0) -> pd.DataFrame:
     """The photographs of the clothing data set in a folder with `clothing.csv` and `images/`, or a tar with them.
 
-    Columns name, sender, label, image (bytes); the first `most` rows if given. FileNotFoundError without the table.
+    Columns name, sender, label, image (bytes); the first `most` rows if given. A warning counts what is left out.
+    FileNotFoundError without the table, ValueError for a damaged one.
     """
-    places = folder_files(root, Skipped())
-    if 'clothing.csv' not in places:
-        raise FileNotFoundError(f'{root}: clothing.csv is missing; the folder needs clothing.csv and its images')
-    listed = pd.read_csv(io.BytesIO(places['clothing.csv'].read()), dtype=str, keep_default_na=False)
+    places = folder_files(root, skipped := Skipped())
+    for reason, names in skipped.items():
+        warnings.warn(f'{root}: left out: {len(names)} × {reason}, such as {names[0]}')
+    listed = _clothing_table(root, places)
     listed = listed[[f'images/{i}.jpg' in places for i in listed.image]].drop_duplicates('image')
     listed = listed[: most or len(listed)].reset_index(drop=True)
     files = [places[f'images/{i}.jpg'].read() for i in listed.image]

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import struct
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -313,6 +315,28 @@ def test_panoptic_labels_that_do_not_fit_are_refused(tmp_path, message):
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match=f'a.json, {message}|a.json: the areas of the {message}|a.json, .*{message}'):
         read_panoptic(path)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+
+
+def test_a_mask_of_too_many_pixels_or_with_too_long_a_text_is_named(tmp_path):
+    def write(side, *chunks):
+        header = chunk(b'IHDR', struct.pack('>IIBBBBB', side, side, 8, 2, 0, 0, 0))
+        pixels = chunk(b'IDAT', zlib.compress(bytes(4 * 13)))  # of a side of 4
+        (tmp_path / 'm.png').write_bytes(
+            b'\x89PNG\r\n\x1a\n' + header + b''.join(chunks) + pixels + chunk(b'IEND', b'')
+        )
+
+    write(4)
+    assert mask_areas(tmp_path / 'm.png') == {0: 16}
+    write(30_000)
+    with pytest.raises(ValueError, match='m.png is no readable mask .*pixels.*; get it again'):
+        mask_areas(tmp_path / 'm.png')
+    write(4, chunk(b'zTXt', b'a\0\0' + zlib.compress(bytes(2 << 20))))
+    with pytest.raises(ValueError, match='m.png is no readable mask .*; get it again'):
+        mask_areas(tmp_path / 'm.png')
 
 
 def extract(tar, to):

@@ -19,6 +19,7 @@ from cis_nb.benchmarks.lrvsf import (
     check_conditions,
     count_simple_images,
     lrvsf_task,
+    parquet_columns,
     read_distractors,
     read_lrvsf,
     read_products,
@@ -430,6 +431,16 @@ def test_a_file_that_is_none_or_lacks_a_column_is_named(tmp_path):
     path.unlink()
     with pytest.raises(FileNotFoundError, match='huggingface.co/datasets/Slep'):
         read_products(folder)
+
+
+def test_metadata_of_more_rows_than_bytes_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    folder = Hand().write(tmp_path / 'lrvsf')
+    path = folder / 'distractors_test_metadata.parquet'
+    row = pd.read_parquet(path)[:1]
+    row.loc[row.index.repeat(200_000)].to_parquet(path)
+    monkeypatch.setattr('pyarrow.parquet.read_table', lambda given, **kw: pytest.fail(f'{given} is read'))
+    with pytest.raises(ValueError, match='distractors_test_metadata.parquet: 200,000 rows cannot differ in [0-9,]+ b'):
+        parquet_columns(path, ['URL', 'SPLIT'])
 
 
 def test_images_that_are_missing_make_the_task_partial(tmp_path):

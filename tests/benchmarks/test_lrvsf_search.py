@@ -238,6 +238,18 @@ def test_nothing_but_ids_is_read_from_a_pickle(tmp_path, monkeypatch, value):
     assert [p.name for p in tmp_path.iterdir()] == ['ids.pkl']
 
 
+def test_a_pipe_and_a_pickle_that_claims_more_than_the_memory_are_refused_and_nothing_is_written(tmp_path):
+    path = tmp_path / 'ids.pkl'
+    path.write_bytes(b'\x80\x04\x8e' + (2**40).to_bytes(8, 'little') + b'abc.')
+    with pytest.raises(ValueError, match='ids.pkl is no pickle of bootstrap ids: .'):
+        convert_bootstrap(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match='ids.pkl is a pipe, not a regular file'):
+        convert_bootstrap(path)
+    assert [p.name for p in tmp_path.iterdir()] == ['ids.pkl']
+
+
 @pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_under_another_name_is_refused_and_converted(tmp_path, protocol):
     (tmp_path / 'ids.json').write_bytes(pickle.dumps(SUBSETS, protocol=protocol))

@@ -155,6 +155,29 @@ def test_a_folder_without_the_table_is_named(tmp_path):
         nd.read_clothing(tmp_path)
 
 
+@pytest.mark.parametrize(
+    'table, message',
+    [
+        (b'', 'is no CSV file in UTF-8'),
+        (b'image,sender_id,label\n\xff\xfe,1,Shirt\n', 'is no CSV file in UTF-8'),
+        (b'image,sender_id,label\n"x,1,Shirt\n', 'is no CSV file in UTF-8'),
+        (b'image,sender_id,label\n', 'has no line below the heading'),
+        (b'image,label\nx,Shirt\n', "has no column 'sender_id'; needed: image, sender_id, label"),
+    ],
+)
+def test_a_damaged_clothing_table_is_named(tmp_path, table, message):
+    (tmp_path / 'clothing.csv').write_bytes(table)
+    with pytest.raises(ValueError, match=f'{tmp_path}: clothing.csv {message}'):
+        nd.read_clothing(tmp_path)
+
+
+def test_what_is_left_out_of_the_clothing_folder_is_counted(tmp_path):
+    (tmp_path / 'clothing.csv').write_text('image,sender_id,label\nx,1,Shirt\n')
+    (tmp_path / 'clothing.tar').write_bytes(b'no tar')
+    with pytest.warns(UserWarning, match='left out: 1 × tar cut short or damaged, such as .*clothing.tar'):
+        assert nd.read_clothing(tmp_path).empty
+
+
 def test_reading_the_clothing_layout(tmp_path):
     (tmp_path / 'images').mkdir()
     for name in ('a', 'b'):
