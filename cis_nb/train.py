@@ -22,7 +22,7 @@ from .core.parameters import pick_device
 from .core.store import manifest, stored
 from .data.roots import need_data
 from .training.launch import find_function, launch, under_torchrun
-from .training.loop import accelerator_for, train
+from .training.loop import accelerator_for, train, trained
 from .training.validation import run_folder
 
 # %% ../nbs/05_train.ipynb #d8e613aa
@@ -106,7 +106,8 @@ def train_or_load(
                 f'torchrun has started {n} processes that all ask for one training, and only one of them may write its'
                 f' run; call train_or_load in a single process with `processes: {n}`, it starts the others itself'
             )
-        launch('cis_nb.train:fit', config.processes, [str(folder), given, made_by])
+        if not trained(folder):
+            launch('cis_nb.train:fit', config.processes, [str(folder), given, made_by])
 
     return stored(
         'run',

@@ -76,7 +76,7 @@ from cis_nb.mining.corpora import (
 from .parsers import find_parser, load_parser, parse_texts, parser_for, parser_name
 from ..retrieval.search import l2_normalize_array
 
-from ..training.loop import BaseObjective, train
+from ..training.loop import BaseObjective, train, trained
 from ..world.captions import with_article
 
 # %% ../../nbs/03_mining/05_synthetic.ipynb #5e000008
@@ -932,6 +932,8 @@ def fine_tune_language_model(
     held_out = max(1, min(held_out, len(pairs) // 10))
 
     def build(to):
+        if trained(to):
+            return
         objective = EditTexts(*load_language_model(folder, 'cpu', dtype), pairs[:-held_out], pairs[-held_out:])
         eval_every = max(1, -(-steps // 10))
         train(objective, to, steps, batch_size, lr, seed=seed, eval_every=eval_every, device=device)

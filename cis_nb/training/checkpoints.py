@@ -61,7 +61,7 @@ def save_checkpoint(
     path = Path(folder) / 'checkpoints' / f"step-{state['step']:07d}"
     if not path.exists():
         write_atomic(path, write)
-    for old in path.parent.iterdir():
+    for old in path.parent.glob('*step-*'):
         if old != path:
             shutil.rmtree(old)
     return path

@@ -7,7 +7,7 @@ __all__ = ['epoch_order', 'batch_indices', 'step_seed', 'prefetch', 'learning_ra
            'BaseObjective', 'has_fast_bfloat16', 'check_gpus', 'accelerator_for', 'ObjectiveModule', 'loss_function',
            'mean_over_processes', 'update', 'ema_update', 'ema_weights', 'Log', 'train', 'batch_maker',
            'start_or_resume', 'divergence_error', 'selections', 'validate_and_keep_best', 'broadcast_weights',
-           'finish_run']
+           'trained', 'finish_run']
 
 # %% ../../nbs/05a_training/00_loop.ipynb #1e3ea73f
 import contextlib
@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from ..core.parameters import pick_device
 from ..core.report import progress
-from ..core.store import write_atomic
+from ..core.store import replace_synced, sync_tree, write_atomic
 from cis_nb.training.checkpoints import (
     last_checkpoint,
     load_checkpoint,
@@ -407,13 +407,19 @@ def selections(objective) -> dict:  # name of a file -> number of `validate` tha
     return dict(best=objective.metric) | objective.also_best
 
 
+def _chosen(folder: Path, name: str) -> Path:
+    "The file with the weights of a selection, as long as the run is in progress."
+    return folder / 'checkpoints' / f'{name}.safetensors'
+
+
 def _keep_better(objective, numbers: dict, state: dict, folder: Path, main: bool):
     "Write the weights as they are for each number that is the highest so far."
     for name, metric in selections(objective).items():
         if name not in state['best'] or numbers[metric] >= state['best'][name][1]:
             state['best'][name] = [state['step'], numbers[metric]]
             if main:
-                write_atomic(folder / f'{name}.safetensors', lambda p: save_file(weights(objective.modules), p))
+                (folder / 'checkpoints').mkdir(exist_ok=True)
+                write_atomic(_chosen(folder, name), lambda p: save_file(weights(objective.modules), p))
 
 
 def validate_and_keep_best(objective, state: dict, folder: Path, accelerator) -> dict:  # name -> number
@@ -442,7 +448,7 @@ def broadcast_weights(modules: dict, accelerator):
 # %% ../../nbs/05a_training/00_loop.ipynb #ea65bcbe
 def _save_chosen(objective, name: str, state: dict, folder: Path):
     "Take the weights of a selection and save the model: those of `best` in the folder, others in one of their name."
-    load_weights(objective.modules, load_file(folder / f'{name}.safetensors'))
+    load_weights(objective.modules, load_file(_chosen(folder, name)))
     for m in objective.modules.values():
         m.eval()
     to = folder if name == 'best' else folder / name
@@ -451,8 +457,26 @@ def _save_chosen(objective, name: str, state: dict, folder: Path):
     (to / 'best.json').write_text(json.dumps(dict(zip(('step', selections(objective)[name]), state['best'][name]))))
 
 
+def trained(folder) -> bool:
+    "Has a run in this folder saved its models? What a kill has left of its checkpoints after that is deleted."
+    folder = Path(folder)
+    if not (folder / 'best.json').exists() or (folder / 'checkpoints').exists():
+        return False
+    shutil.rmtree(folder / '.tmp-checkpoints', ignore_errors=True)
+    return True
+
+
+def _delete_checkpoints(folder: Path):
+    "Take the checkpoints away in one step, after the models are on the disk: from then on the run is `trained`."
+    gone = folder / '.tmp-checkpoints'
+    shutil.rmtree(gone, ignore_errors=True)
+    sync_tree(folder)
+    replace_synced(folder / 'checkpoints', gone)
+    shutil.rmtree(gone)
+
+
 def finish_run(objective, folder: Path, state: dict, accelerator) -> pd.DataFrame:  # the history
-    "Restore the best weights, let the objective save its model, delete the files of a run in progress."
+    "Restore the best weights, let the objective save its model, delete the checkpoints."
     modules, names = objective.modules, [*objective.also_best, 'best']  # the last stay in the modules
     if accelerator.is_main_process:
         for name in names:
@@ -461,8 +485,6 @@ def finish_run(objective, folder: Path, state: dict, accelerator) -> pd.DataFram
     for m in modules.values():
         m.eval()
     if accelerator.is_main_process:
-        for name in names:
-            (folder / f'{name}.safetensors').unlink()
-        shutil.rmtree(folder / 'checkpoints')
+        _delete_checkpoints(folder)
     accelerator.wait_for_everyone()
     return pd.DataFrame(state['rows'])

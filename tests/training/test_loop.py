@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from cis_nb import train as training
 from cis_nb.training import loop as T
+from cis_nb.core import store
 from cis_nb.core.store import project_root
 
 TOY = '''
@@ -115,6 +118,62 @@ def test_killed_and_resumed_is_bit_identical(tmp_path):
     a, b = (pd.read_csv(r / 'history.csv').drop(columns='items_per_s') for r in (straight, resumed))
     pd.testing.assert_frame_equal(a, b, check_exact=True)
     assert not (resumed / 'checkpoints').exists() and not list(resumed.rglob('.tmp-*'))
+
+
+def small_training(place, monkeypatch) -> tuple:
+    "The run of a training of two steps in the store `place`, and how many steps this call has made."
+    monkeypatch.setenv('CIS_STORE', str(place))
+    steps, update = [], T.update
+    small = dict(samples=64, val_samples=8, steps=2, batch_size=8, eval_every=1, log_every=1)
+    how = dict(method='contrastive', backbone='tiny_xs', pretrained='none', device='cpu', dtype='float32')
+    with monkeypatch.context() as m:
+        m.setattr(T, 'update', lambda *a, **k: (steps.append(1), update(*a, **k))[1])
+        return training.train_or_load(training.settings(small | how)), len(steps)
+
+
+def kill_at(moment, m):
+    "Let the end of a training be cut there; a `KeyboardInterrupt` passes all that cleans up after an `Exception`."
+    rmtree, replace = shutil.rmtree, os.replace
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt(moment)
+
+    def cut_rmtree(path, *a, **k):
+        if not (Path(path).name.endswith('checkpoints') and Path(path).exists()):
+            return rmtree(path, *a, **k)
+        if moment == 'within the deletion':
+            next(Path(path).rglob('model.safetensors')).unlink()
+        killed()
+
+    if moment == 'before the renaming':
+        m.setattr(os, 'replace', lambda a, b: killed() if Path(a).name == 'checkpoints' else replace(a, b))
+    elif moment == 'hashing':
+        m.setattr(store, '_digest', killed)
+    else:
+        m.setattr(shutil, 'rmtree', cut_rmtree)
+
+
+def test_a_kill_at_the_end_of_a_training_loses_nothing(tmp_path, monkeypatch):
+    "Its models are saved: the next call makes no step, and its run has the files of an undisturbed one."
+    straight, steps = small_training(tmp_path / 'straight', monkeypatch)
+    assert steps == 2
+
+    def content(run):
+        files = {p.relative_to(run).as_posix(): p for p in run.rglob('*') if p.is_file()}
+        kept = {n: p.read_bytes() for n, p in files.items() if n.startswith(('model', 'best'))}
+        return {n for n in files if not n.startswith('tensorboard/')}, kept
+
+    assert {'best.json', 'history.csv', 'manifest.json', 'model.safetensors'} <= content(straight)[0]
+    for moment in ('before the renaming', 'before the deletion', 'within the deletion', 'hashing'):
+        place = tmp_path / moment
+        with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt, match=moment):
+            kill_at(moment, m)
+            small_training(place, monkeypatch)
+        run, steps = small_training(place, monkeypatch)
+        assert (run.name, steps) == (straight.name, 0), moment
+        assert content(run) == content(straight), moment
+        a, b = (pd.read_csv(r / 'history.csv').drop(columns='items_per_s') for r in (straight, run))
+        pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
 def test_batches_made_by_several_threads_are_the_same(tmp_path):
