@@ -394,4 +394,4 @@ def write_condvit(net: CondViT, path) -> Path:
     config = net.tower.preprocessor.config
     about |= dict(preprocessing=json.dumps({k: config[k] for k in Preprocessing.model_fields}))
     tensors = {k: state[name].detach().cpu().contiguous() for k, name in names.items()}
-    return write_export(path, lambda p: save_file(tensors, p, metadata=about))
+    return write_export(path, lambda p: save_file(tensors, p, metadata=about), ('.safetensors',))

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from .conditional_vit import key_faults
 from .weights import read_tensors
+from ..core.store import write_export
 
 # %% ../../nbs/04a_backbones/07_denoiser.ipynb #de000009
 MAX_DEPTH, MAX_SIZE = 1000, 1 << 14  # the paper's denoiser has 12 blocks of width 768
@@ -382,10 +383,10 @@ def read_denoiser(path, alphas=None) -> Denoiser:
 
 
 def write_denoiser(net: Denoiser, path) -> Path:
-    """Write a denoiser under the published names as safetensors, without the tables of the schedule.
-    ValueError for one with text as input tokens, which that format does not know."""
+    """Write a denoiser under the published names as .safetensors, without the tables of the schedule.
+    ValueError for one with text as input tokens, which that format does not know; errors of `write_export`."""
     if net.shape.text_tokens:
         raise ValueError(f'{path}: the published format has no denoiser with text as input tokens (text_tokens)')
     state = net.state_dict()
-    save_file({k: state[own].detach().cpu().clone() for k, own in denoiser_names(net).items()}, path)
-    return Path(path)
+    tensors = {k: state[own].detach().cpu().clone() for k, own in denoiser_names(net).items()}
+    return write_export(path, lambda p: save_file(tensors, p), ('.safetensors',))

@@ -28,9 +28,9 @@ from cis_nb.backbones.weights import (
     tiny_folder,
     weights_file,
     weights_of,
+    write_tensors,
 )
 from ..core.parameters import pick_device
-from ..core.store import write_export
 
 # %% ../../nbs/04a_backbones/04_loading.ipynb #ede412ee
 def load_clip(name: str, pretrained='default', device='auto', dtype='float32', seed=0, golden=False) -> Backbone:
@@ -124,10 +124,7 @@ def save_backbone(b: Backbone, folder, **more) -> Path:
 
 def export_clip(b: Backbone, path) -> Path:
     """Write all weights of a CLIP, not rounded, with the names of published files, as .safetensors or .pt;
-    ValueError for a backbone that is none of `BACKBONES`."""
+    ValueError for another ending, or a backbone that is none of `BACKBONES`, FileNotFoundError without the folder."""
     weights_of(b.name)
     tensors = {k: v.detach().cpu().contiguous() for k, v in b.model.state_dict().items()}
-    published = {LAYOUTS['clip'].entry: tensors}
-    return write_export(
-        path, lambda p: save_file(tensors, p) if p.suffix == '.safetensors' else torch.save(published, p)
-    )
+    return write_tensors(path, tensors, LAYOUTS['clip'].entry)

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['BACKBONES', 'COUNTERS', 'OPENAI_NOTES', 'LAYOUTS', 'NUMBERS', 'SHARED', 'HUB_FILE', 'OWN_FILE', 'PICKLES', 'ConvStem',
            'cis_tiny', 'cis_tiny_s', 'cis_tiny_xs', 'tiny_folder', 'register_tiny', 'build_model', 'build_text_model',
-           'Weights', 'weights_of', 'activation', 'check_activation', 'check_not_packed', 'PublishedLayout',
-           'published_layout', 'another_model', 'check_tensors', 'read_tensors', 'local_weights', 'hub_weights',
-           'file_shapes', 'model_shapes', 'weights_difference', 'check_weights_file', 'BackboneNote', 'weights_file']
+           'Weights', 'weights_of', 'activation', 'check_activation', 'check_not_packed', 'model_file',
+           'PublishedLayout', 'published_layout', 'another_model', 'check_tensors', 'read_tensors', 'write_tensors',
+           'local_weights', 'hub_weights', 'file_shapes', 'model_shapes', 'weights_difference', 'check_weights_file',
+           'BackboneNote', 'weights_file']
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #a562b189
 import contextlib
@@ -27,7 +28,7 @@ from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from ..core.documents import Document, read_json
-from ..core.store import store_root, stored
+from ..core.store import similar_paths, store_root, stored, write_export
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #b9660500
 class ConvStem(nn.Module):
@@ -216,10 +217,17 @@ def check_not_packed(path: Path):
             raise ValueError(f'its {path.stat().st_size:,} bytes unpack to {unpacked:,}')
 
 
-def _read_file(path: Path) -> tuple:  # what a .safetensors or .pt file holds, its description
-    "ValueError for a file that is neither, FileNotFoundError for none."
+def model_file(path) -> Path:
+    "The file of a model, from a path that may begin with `~`; FileNotFoundError if it is missing."
+    path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f'{path}: no such file; give the .safetensors or .pt file of the model')
+        said = f'{path}: no such file; give the .safetensors or .pt file of the model'
+        raise FileNotFoundError(said + similar_paths(path))
+    return path
+
+
+def _read_file(path: Path) -> tuple:  # what a .safetensors or .pt file holds, its description
+    "ValueError for a file that is neither."
     try:
         if path.suffix != '.safetensors':
             check_not_packed(path)
@@ -317,7 +325,7 @@ def check_tensors(tensors: dict, path):
 def read_tensors(path, layout: str) -> tuple:  # name -> tensor, description
     """The tensors of a .safetensors or .pt file of a row of `LAYOUTS`, without the prefix `module.`;
     ValueError for another file, FileNotFoundError for none."""
-    path = Path(path).expanduser()
+    path = model_file(path)
     content, about = _read_file(path)
     if isinstance(content, dict):
         inside = content.get(LAYOUTS[layout].entry)
@@ -327,8 +335,22 @@ def read_tensors(path, layout: str) -> tuple:  # name -> tensor, description
     if not isinstance(content, dict) or not all(torch.is_tensor(t) for t in content.values()):
         raise ValueError(f'{path}: the file must hold tensors by name at its top level')
     tensors = {str(k).removeprefix('module.'): t for k, t in content.items()}
+    if len(tensors) < len(content):
+        twice = next(k for k in tensors if {k, f'module.{k}'} <= {*map(str, content)})
+        raise ValueError(
+            f'{path}: there are two tensors {twice}, with module. before the name and without; leave one out'
+        )
     check_tensors(tensors, path)
     return tensors, about
+
+
+def write_tensors(path, tensors: dict, entry: str = '') -> Path:
+    "Write tensors as .safetensors, or as .pt, there below `entry` if that is given; errors of `write_export`."
+
+    def write(p):
+        save_file(tensors, p) if p.suffix == '.safetensors' else torch.save({entry: tensors} if entry else tensors, p)
+
+    return write_export(path, write, ('.safetensors', '.pt'))
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #9aa67296
 HUB_FILE, OWN_FILE, PICKLES = 'open_clip_model.safetensors', 'model.safetensors', ('.pt', '.pth')
@@ -384,9 +406,10 @@ def hub_weights(
         raise FileNotFoundError(
             f'{name}: its weights ({w.tag}) are not in the cache {cache}, and the hub cannot be reached '
             f'({type(e).__name__}: {str(e)[:120]}). Get {HUB_FILE} of https://huggingface.co/{w.hub} '
-            f'(about {w.gigabytes:.1f} GB, licence {w.licence}) and give its path as `pretrained`, '
+            f'(about {w.gigabytes:.1f} GB, licence {w.licence}) and give its path as the parameter `pretrained`, '
+            f'in Python load_backbone({name!r}, pretrained=PATH) in place of the name, '
             f'or run `hf download {w.hub} {HUB_FILE}` where there is a network and copy the cache folder; '
-            'pretrained: none gives random weights'
+            "pretrained: none, in Python pretrained='none', gives random weights"
         ) from e
 
 # %% ../../nbs/04a_backbones/00_weights.ipynb #bf0572d9

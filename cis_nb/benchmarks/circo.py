@@ -11,6 +11,7 @@ __all__ = ['CIRCO_SPLITS', 'ASPECTS', 'CIRCO_ANNOTATIONS', 'INFO', 'CIRCO_IMAGES
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #8ef8abf6
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ..retrieval.statistics import bootstrap_ci, families_of
 from ..retrieval.metrics import map_at_k
 from pydantic import Field
 from .cirr import relative_fault
-from ..core.documents import Document, read_json
+from ..core.documents import Document, need_path, read_json
 from ..core.store import write_export
 from ..data.roots import dataset_root, need_file, world_name
 
@@ -79,15 +80,19 @@ class CircoEntryWithTargets(CircoEntry):
     semantic_aspects: list[str]
 
 
+def _targets_fault(right: list, reference: int) -> str:
+    "What is wrong with the targets of a query; empty if nothing."
+    if not right or len(set(right)) < len(right) or min(right) < 0:
+        return f'the targets must be different numbers from 0, at least one, not {right!r}'
+    return f'the reference {reference} is among the targets' if reference in right else ''
+
+
 def _fault(e) -> str:
-    "What is wrong with the targets of an entry; empty if nothing."
-    right = e['gt_img_ids']
-    if not right or len(set(right)) < len(right):
-        return f'gt_img_ids must be different numbers, at least one, not {right!r}'
-    if right[0] != e['target_img_id']:
+    "What is wrong with an entry; empty if nothing."
+    if why := _targets_fault(e['gt_img_ids'], e['reference_img_id']):
+        return f'gt_img_ids: {why}'
+    if e['gt_img_ids'][0] != e['target_img_id']:
         return f'target_img_id {e["target_img_id"]} is not the first of gt_img_ids'
-    if e['reference_img_id'] in right:
-        return f'the reference {e["reference_img_id"]} is among gt_img_ids'
     return (
         f'unknown semantic aspect {odd[0]!r}' if (odd := [a for a in e['semantic_aspects'] if a not in ASPECTS]) else ''
     )
@@ -102,10 +107,25 @@ class Circo:
     entries: list  # as read from the file
     targets: dict  # query id, as text -> ids of the images; empty where they are secret
 
+
+def _secret_targets(path: Path, entries: list) -> dict:
+    "Targets that were written apart."
+    if not os.path.lexists(path):  # a link that leads nowhere is an error
+        return {}
+    known = read_json(path, dict[str, list[int]])
+    if set(known) != {str(e['id']) for e in entries}:
+        raise ValueError(f'{path}: these are not targets of the queries of the test split')
+    for e in entries:
+        if why := _targets_fault(known[str(e['id'])], e['reference_img_id']):
+            raise ValueError(f'{path}, query {e["id"]}: {why}')
+    return known
+
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #bce992be
 def read_circo(root, split: str = 'val') -> Circo:
     """The annotations of a split, in `circo/` below `root` or in `root` itself; no image is needed. ValueError for an
-    unknown split or faulty content, which it names with its file; FileNotFoundError for a missing file."""
+    unknown split, an empty `root` or faulty content, which it names with its file; FileNotFoundError for a missing
+    file."""
+    need_path('root', root)
     if split not in CIRCO_SPLITS:
         raise ValueError(f'unknown split {split!r}; the splits are {", ".join(CIRCO_SPLITS)}')
     folder = next(
@@ -113,7 +133,7 @@ def read_circo(root, split: str = 'val') -> Circo:
         Path(root) / 'circo',
     )
     path = need_file(folder / f'annotations/{split}.json', **CIRCO_ANNOTATIONS)
-    secret, apart, seen = split == 'test', folder / 'annotations/targets.test.json', set()
+    secret, seen = split == 'test', set()
     entries = read_json(path, list[CircoEntry if secret else CircoEntryWithTargets])
     if not entries:
         raise ValueError(f'{path}: expected a list of entries, not an empty one')
@@ -123,16 +143,12 @@ def read_circo(root, split: str = 'val') -> Circo:
         if e['id'] in seen:
             raise ValueError(f'{path}, entry {i}: the id {e["id"]} was used before')
         seen.add(e['id'])
-    known = (
-        {str(e['id']): e['gt_img_ids'] for e in entries}
-        if split == 'val'
-        else read_json(apart, dict[str, list[int]])
-        if apart.exists()
-        else {}
+    targets = (
+        _secret_targets(folder / 'annotations/targets.test.json', entries)
+        if secret
+        else {str(e['id']): e['gt_img_ids'] for e in entries}
     )
-    if known and set(known) != {str(i) for i in seen}:
-        raise ValueError(f'{apart}: these are not targets of the queries of {path}')
-    return Circo(split, folder, entries, known)
+    return Circo(split, folder, entries, targets)
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #78f08dd5
 def audit_circo(root, split: str = 'val') -> pd.DataFrame:  # what, count
@@ -168,7 +184,8 @@ class UnlabeledImages(Document):
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #344c9d5a
 def circo_image_names(c: Circo) -> dict:  # id -> file
-    "The gallery: every unlabeled image, by number; ValueError for a faulty list, FileNotFoundError for none."
+    """The gallery: every unlabeled image, by number. ValueError for a faulty list, or one without the reference or a
+    target of a query; FileNotFoundError for none."""
     path = next(
         (
             p
@@ -188,6 +205,10 @@ def circo_image_names(c: Circo) -> dict:  # id -> file
     for what, different in (('id', set(names)), ('file_name', set(names.values()))):
         if len(different) < len(listed):
             raise ValueError(f'{path}: {len(listed) - len(different)} images have the {what} of another; get it again')
+    for e in c.entries:
+        query = str(e['id'])
+        if odd := [i for i in (e['reference_img_id'], *c.targets.get(query, ())) if str(i) not in names]:
+            raise ValueError(f'{path}: image {odd[0]} of {c.split} query {query} is not in the list; get both again')
     return names
 
 
@@ -257,7 +278,7 @@ class CircoPlugin(BenchmarkPlugin):
 def aspects_of(c: Circo) -> dict:  # query id -> aspects
     "The official semantic aspects of each query, or for the test queries of the world the kinds of its conditions."
     apart = c.folder / f'annotations/kinds.{c.split}.json'
-    kinds = read_json(apart, dict[str, str]) if apart.exists() else {}
+    kinds = read_json(apart, dict[str, str]) if os.path.lexists(apart) else {}
     return {str(e['id']): e.get('semantic_aspects') or kinds.get(str(e['id']), '').split('+') for e in c.entries}
 
 

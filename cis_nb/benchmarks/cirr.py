@@ -11,6 +11,7 @@ __all__ = ['CIRR_SPLITS', 'CIRR_ANNOTATIONS', 'CIRR_IMAGES', 'CIRR_TASKS', 'CIRR
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #0ff207b6
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from cis_nb.retrieval.protocol import (
     result_row,
 )
 from ..retrieval.statistics import families_of
-from ..core.documents import Document, brief, parse_json, read_json, read_text
+from ..core.documents import Document, brief, need_path, parse_json, read_json, read_text
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d16d308a
 CIRR_SPLITS = ('train', 'val', 'test1')
@@ -125,7 +126,7 @@ class Cirr:
 
 def _secret_targets(path, entries, files) -> dict:
     "Targets that were written apart."
-    if not path.exists():
+    if not os.path.lexists(path):  # a link that leads nowhere is an error
         return {}
     known = read_json(path, dict[str, str])
     for e in entries:
@@ -137,7 +138,9 @@ def _secret_targets(path, entries, files) -> dict:
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #8c756c83
 def read_cirr(root, split: str = 'val') -> Cirr:
     """The annotations of a split, in `cirr/` below `root` or in `root` itself; no image is needed. ValueError for an
-    unknown split or a faulty entry, which it names with its file; FileNotFoundError for a missing file."""
+    unknown split, an empty `root` or a faulty entry, which it names with its file; FileNotFoundError for a missing
+    file."""
+    need_path('root', root)
     if split not in CIRR_SPLITS:
         raise ValueError(f'unknown split {split!r}; the splits are {", ".join(CIRR_SPLITS)}')
     folder = next((p for p in (Path(root) / 'cirr', Path(root)) if (p / 'captions').is_dir()), Path(root) / 'cirr')

@@ -20,7 +20,7 @@ from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.metrics import METRICS, Metric
 from ..retrieval.protocol import Benchmark, Protocol, Task
-from ..core.documents import read_text
+from ..core.documents import need_path, read_text
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
 from ..core.parameters import one_of
@@ -103,7 +103,8 @@ def _names(folder: Path) -> dict:  # number -> name
 
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #8f16b82b
 def lists_folder(root) -> Path:
-    "Where the two lists lie below `root`, or None."
+    "Where the two lists lie below `root`, or None; ValueError for an empty `root`."
+    need_path('root', root)
     return next(
         (
             p
@@ -116,7 +117,7 @@ def lists_folder(root) -> Path:
 # %% ../../nbs/02b_benchmarks/06_domain_conversion.ipynb #c89c2926
 def read_lists(root) -> Domains:
     """The official lists in `imgnet/` or `imgnet_lists/` below `root` or in `root` itself; no image is needed.
-    ValueError for lists that are faulty or contradict each other; FileNotFoundError for a missing one."""
+    ValueError for an empty `root`, for faulty or contradicting lists; FileNotFoundError for a missing one."""
     folder = lists_folder(root) or Path(root) / 'imgnet'
     asking, gallery = (
         _list(need_file(folder / f, **DOMAIN_SOURCE)) for f in ('imgnet_real_query.txt', 'imgnet_targets.txt')
@@ -165,8 +166,10 @@ ASKING = ('real', 'photo', 'photos', 'photograph', 'photographs')
 
 
 def read_folders(root, real: str = '') -> Domains:
-    """All images in `domain/class/` below `root`, those in its tars included. ValueError unless all domains, two or
-    more, lie in one folder and the real one is given or has a usual name; FileNotFoundError without `root`."""
+    """All images in `domain/class/` below `root`, those in its tars included. ValueError for an empty `root`, and
+    unless all domains, two or more, lie in one folder and the real one is given or has a usual name; FileNotFoundError
+    without `root`."""
+    need_path('root', root)
     left, rows = Skipped(), []
     found = folder_files(need_file(root, 'images in domain/class/'), left)
     for name in found:

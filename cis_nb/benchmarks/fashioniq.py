@@ -9,6 +9,7 @@ __all__ = ['CATEGORIES', 'FASHIONIQ_SPLITS', 'FASHIONIQ_ANNOTATIONS', 'FASHIONIQ
            'macro_mean', 'FashionIQBenchmark', 'fashioniq_benchmark', 'FashionIQPlugin']
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #e94c7e16
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from cis_nb.retrieval.protocol import (
     result_rows,
 )
 from ..retrieval.statistics import families_of
-from ..core.documents import Document, read_json
+from ..core.documents import Document, need_path, read_json
 from ..core.store import fingerprint
 from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file, world_name
@@ -63,7 +64,8 @@ class FashionIQPair(FashionIQQuery):
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #d4fd594d
 def _folder(root) -> Path:
-    "Where the data set is: `fashioniq/` below `root`, or `root` itself."
+    "Where the data set is: `fashioniq/` below `root`, or `root` itself; ValueError for an empty one."
+    need_path('root', root)
     return next(
         (p for p in (Path(root) / 'fashioniq', Path(root) / 'FashionIQ', Path(root)) if (p / 'captions').is_dir()),
         Path(root) / 'fashioniq',
@@ -117,15 +119,16 @@ def _pair_fault(candidate, target, names: set) -> str:
 
 # %% ../../nbs/02b_benchmarks/04_fashioniq.ipynb #ccb7812e
 def read_fashioniq(root, category: str = 'dress', split: str = 'val') -> FashionIQ:
-    """The annotations of a split of a category; no image is needed. ValueError for an unknown name, a repeated image or
-    a faulty entry, which it names with its file; FileNotFoundError for a missing file."""
+    """The annotations of a split of a category; no image is needed. ValueError for an unknown name, an empty `root`,
+    a repeated image or a faulty entry, which it names with its file; FileNotFoundError for a missing file."""
     folder, path, listed = _files(root, category, split)
     entries, names = _contents(path, listed, secret := split == 'test')
     if twice := [n for n, k in Counter(names).items() if k > 1]:
         raise ValueError(f'{listed}: {twice[0]!r} is repeated; {len(twice)} such')
     apart = folder / f'captions/targets.{category}.test.json'
-    targets = [e['target'] for e in entries] if not secret else read_json(apart, list[str]) if apart.exists() else []
-    if targets and len(targets) != len(entries):
+    hidden = secret and not os.path.lexists(apart)  # a link that leads nowhere is an error
+    targets = [] if hidden else read_json(apart, list[str]) if secret else [e['target'] for e in entries]
+    if not hidden and len(targets) != len(entries):
         raise ValueError(f'{apart}: expected a list of {len(entries)} targets, one for each query of {path}')
     whole = set(names)
     for i, e in enumerate(entries):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from ..core.documents import regular
+from ..core.documents import need_path, parse_csv, regular
 from ..api import BenchmarkPlugin, MainMetric
 from .cirr import relative_fault
 from ..core.parameters import one_of
@@ -39,15 +39,8 @@ _PHOTO_COLUMNS = ('path', 'split', 'class_id', 'coarse_id')
 
 def _read_columns(path: Path, columns: tuple) -> pd.DataFrame:
     "Columns of a CSV file, all as text."
-    try:
-        rows = pd.read_csv(regular(need_file(path, **GROCERY_DATA)), dtype=str, keep_default_na=False)
-    except ValueError as e:  # no text, no table, nothing
-        raise ValueError(f'{path} is no CSV file in UTF-8 ({e}); get it again') from None
-    if lost := [c for c in columns if c not in rows]:
-        raise ValueError(f'{path}: column {lost[0]!r} is missing; needed: {", ".join(columns)}')
-    if rows.empty:
-        raise ValueError(f'{path}: it has no line below the heading; get it again')
-    return rows[list(columns)]
+    data = regular(need_file(path, **GROCERY_DATA)).read_bytes()
+    return pd.DataFrame(parse_csv(data, columns, path))[list(columns)]
 
 
 def _refuse(rows: pd.DataFrame, wrong, path: Path, column: str, why: str):
@@ -131,6 +124,7 @@ def read_grocery(root) -> Grocery:
 
     The products come category by category: first one of each, then the second ones. ValueError for faulty tables and
     for a tar that is damaged or names a member outside its folder; FileNotFoundError for a missing table."""
+    need_path('root', root)
     folder, skipped = Path(root), Skipped()
     classes = _read_classes(folder / 'classes.csv')
     photos = _read_photos(folder / 'natural.csv', classes)

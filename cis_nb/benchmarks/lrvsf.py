@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from ..api import BenchmarkPlugin, MainMetric
-from ..core.documents import parse_json, regular
+from ..core.documents import need_path, parse_json, regular
 from ..core.parameters import one_of
 from ..core.report import progress
 from ..core.store import fingerprint, stored, stored_json
@@ -58,7 +58,8 @@ def lrvsf_data_root(data: str, size: int = 0, seed: int = 0, **given) -> Path:
 
 
 def lrvsf_folder(root) -> Path:
-    "Where the data set is: `lrvsf/` below `root`, or `root` itself."
+    "Where the data set is: `lrvsf/` below `root`, or `root` itself; ValueError for an empty path."
+    need_path('root', root)
     inside = Path(root) / 'lrvsf'
     return inside if inside.is_dir() else Path(root)
 
@@ -89,14 +90,15 @@ def parquet_file(path: Path) -> pq.ParquetFile:
 def parquet_columns(path: Path, columns) -> pd.DataFrame:
     """Some columns of a Parquet file; ValueError that names it where it is none, is damaged, or claims more rows than
     it has bytes: a few bytes can stand for millions of equal rows, but each row has an address or an image of its own.
-    """
+    A text that is repeated takes its memory once."""
     rows, size = parquet_file(path).metadata.num_rows, path.stat().st_size
     if rows > size:
         raise ValueError(f'{path}: {rows:,} rows cannot differ in {size:,} bytes; it may be damaged: get it again')
     try:
-        return pq.read_table(regular(path), columns=list(columns)).to_pandas()
+        table = pq.read_table(regular(path), columns=list(columns), read_dictionary=list(columns)).to_pandas()
     except (OSError, ValueError) as e:
         raise ValueError(f'{path} cannot be read as Parquet ({e}); it may be damaged: get it again') from None
+    return table.astype({c: object for c in table.select_dtypes('category')})
 
 # %% ../../nbs/02b_benchmarks/10_lrvsf.ipynb #0cc71ed8
 def _check_columns(file: pq.ParquetFile, columns: tuple, path: Path):

@@ -35,7 +35,16 @@ from cis_nb.benchmarks.lrvsf import (
 from ..core.documents import Document, regular
 from ..core.parameters import one_of
 from ..core.report import progress
-from ..core.store import add_note, fingerprint, read_notes, stored, stored_array, stored_table, sync_tree
+from cis_nb.core.store import (
+    add_note,
+    fingerprint,
+    read_notes,
+    resume_notes,
+    stored,
+    stored_array,
+    stored_table,
+    sync_tree,
+)
 from ..data.image_folders import Skipped, contents_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
@@ -164,7 +173,7 @@ def _pack_shard(out, path: Path, size: int, seen: dict, skipped: Skipped) -> pd.
 def _pack_shards(folder: Path, paths: list, size: int):
     """The squares of all shards in one file; the rows of each, and a note on each with its products, what was skipped,
     and the end of its squares. What an earlier attempt has noted stays."""
-    notes = read_notes(folder / 'shards.jsonl')
+    notes = resume_notes(folder / 'shards.jsonl')
     seen = {product: path.name for note, path in zip(notes, paths) for product in note['products']}
     with open(folder / 'squares.u8', 'ab') as out:
         out.truncate(notes[-1]['end'] if notes else 0)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric
-from ..core.documents import read_text
+from ..core.documents import need_path, read_text
 from ..core.parameters import is_utf8
 from ..data.image_sources import image_files
 from ..data.roots import dataset_root, need_file, world_name
@@ -54,6 +54,7 @@ def _pair(name: str) -> tuple:
 def read_states(root) -> States:
     """All photographs in `mit-states/images/` below `root`, or in `images/`.
     ValueError if there are none; FileNotFoundError if the folder is missing."""
+    need_path('root', root)
     folder = next(
         (p for p in (Path(root) / 'mit-states/images', Path(root) / 'images') if p.is_dir()), None
     ) or need_file(Path(root) / 'mit-states/images', **MIT_STATES_SOURCE)

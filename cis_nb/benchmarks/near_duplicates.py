@@ -9,7 +9,6 @@ __all__ = ['HASH_BITS', 'SEARCH_MARGIN', 'WITHIN', 'ACROSS', 'KEPT_DUPLICATES', 
            'read_clothing', 'checked_pairs']
 
 # %% ../../nbs/02b_benchmarks/14_near_duplicates.ipynb #1e03d501
-import io
 import warnings
 
 import faiss
@@ -18,6 +17,7 @@ import pandas as pd
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from ..core.documents import parse_csv
 from ..core.report import KEPT
 from ..data.image_folders import Skipped, folder_files
 
@@ -161,28 +161,27 @@ def _clothing_table(root, places: dict) -> pd.DataFrame:
     "The table of a folder whose files are known, as text; ValueError for one that is damaged or lacks a column."
     if 'clothing.csv' not in places:
         raise FileNotFoundError(f'{root}: clothing.csv is missing; the folder needs clothing.csv and its images')
-    try:
-        rows = pd.read_csv(io.BytesIO(places['clothing.csv'].read()), dtype=str, keep_default_na=False)
-    except ValueError as e:  # no text, no table, nothing
-        raise ValueError(f'{root}: clothing.csv is no CSV file in UTF-8 ({e}); get it again') from None
-    if lost := [c for c in ('image', 'sender_id', 'label') if c not in rows]:
-        raise ValueError(f'{root}: clothing.csv has no column {lost[0]!r}; needed: image, sender_id, label')
-    if rows.empty:
-        raise ValueError(f'{root}: clothing.csv has no line below the heading; get it again')
-    return rows
+    columns = ('image', 'sender_id', 'label')
+    return pd.DataFrame(parse_csv(places['clothing.csv'].read(), columns, f'{root}: clothing.csv'))
 
 
 def read_clothing(root, most: int = 0) -> pd.DataFrame:
     """The photographs of the clothing data set in a folder with `clothing.csv` and `images/`, or a tar with them.
 
     Columns name, sender, label, image (bytes); the first `most` rows if given. A warning counts what is left out.
-    FileNotFoundError without the table, ValueError for a damaged one.
+    FileNotFoundError without the table, ValueError for a damaged one, or if none of its images is there.
     """
     places = folder_files(root, skipped := Skipped())
+    listed = _clothing_table(root, places)
+    present, again = listed.image.map(lambda i: f'images/{i}.jpg' in places), listed.image.duplicated()
+    for reason, rows in {'missing image': ~present, 'image of an earlier line': present & again}.items():
+        for i in listed.image[rows]:
+            skipped.add(reason, i)
     for reason, names in skipped.items():
         warnings.warn(f'{root}: left out: {len(names)} × {reason}, such as {names[0]}')
-    listed = _clothing_table(root, places)
-    listed = listed[[f'images/{i}.jpg' in places for i in listed.image]].drop_duplicates('image')
+    listed = listed[present & ~again]
+    if listed.empty:
+        raise ValueError(f'{root}: none of the images of clothing.csv is there; put them into its folder images')
     listed = listed[: most or len(listed)].reset_index(drop=True)
     files = [places[f'images/{i}.jpg'].read() for i in listed.image]
     return pd.DataFrame(dict(name=listed.image, sender=listed.sender_id, label=listed.label, image=files))

@@ -18,7 +18,7 @@ import pandas as pd
 from PIL import Image, ImageDraw
 from ..api import BenchmarkPlugin, MainMetric
 from ..retrieval.protocol import Benchmark, Protocol, Task
-from ..core.documents import Document, read_json
+from ..core.documents import Document, need_path, read_json
 from ..core.store import fingerprint
 from ..data.roots import dataset_root, need_file, world_name
 from ..data.image_folders import Place, Skipped, places_key, tar_members
@@ -135,6 +135,7 @@ def _object_fault(o, images: dict, names: dict) -> str:
 
 # %% ../../nbs/02b_benchmarks/07_object_composition.ipynb #0a6d988a
 def _folder(root) -> Path:
+    need_path('root', root)
     return next(
         (p for p in (Path(root) / 'coco', Path(root) / 'coco_mini', Path(root)) if p.is_dir()), Path(root) / 'coco'
     )

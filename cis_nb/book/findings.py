@@ -14,6 +14,7 @@ import pandas as pd
 
 from .runner import done
 from ..core.code import library_version
+from ..core.documents import parse_csv, read_bytes
 from ..core.experiment_files import experiments, read_notebook, read_record, tags
 from ..core.report import KEPT
 from ..core.store import write_atomic
@@ -50,11 +51,18 @@ def card_figure(nb: dict) -> bytes:
 
 
 def read_findings(file: Path = None) -> pd.DataFrame:  # COLUMNS
-    "The kept findings; none where there is no file. ValueError for one with other columns."
-    file = Path(file or FINDINGS)
-    found = pd.read_csv(file, keep_default_na=False) if file.exists() else pd.DataFrame(columns=COLUMNS)
+    "The kept findings; none where there is no file. ValueError for a damaged one."
+    file, remedy = Path(file or FINDINGS), 'delete it and write it anew by `cis-book keep full`'
+    if not file.exists():
+        return pd.DataFrame(columns=COLUMNS)
+    found = pd.DataFrame(parse_csv(read_bytes(file), COLUMNS, file, remedy))
     if list(found) != COLUMNS:
-        raise ValueError(f'{file}: needed are the columns {", ".join(COLUMNS)}; write it by `cis-book keep full`')
+        raise ValueError(f'{file}: needed are the columns {", ".join(COLUMNS)}; {remedy}')
+    found['seconds'] = pd.to_numeric(found.seconds, errors='coerce')
+    wrong = found[found.seconds.isna() | found.duplicated(['profile', 'experiment'])]
+    for row in wrong.head(1).itertuples():
+        why = 'is there twice' if row.seconds == row.seconds else 'has no number of seconds'
+        raise ValueError(f'{file}: {row.profile} {row.experiment} {why}; {remedy}')
     return found
 
 # %% ../../nbs/10_book/07_findings.ipynb #3e04450d

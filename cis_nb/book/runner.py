@@ -52,6 +52,7 @@ from cis_nb.core.store import (
     replace_synced,
     storage_faults_named,
     stored,
+    stored_json,
     versions,
 )
 
@@ -132,7 +133,7 @@ def registered() -> dict:
     "How methods and benchmarks call themselves, which pages with comparisons ask of all of them; read once."
     names = {kind: api.names(kind) for kind in api.REGISTRY}
     folder = stored('registered', 'plugins', names, _write_registered, all_code())
-    return json.loads((folder / 'registered.json').read_text(encoding='utf-8'))
+    return stored_json(folder / 'registered.json', dict[str, str])
 
 # %% ../../nbs/10_book/00_runner.ipynb #6653c9b2
 @lru_cache(maxsize=1024)

@@ -36,6 +36,7 @@ from .processes import running_module
 from .runner import contents, damage, done, heading, unreadable
 from .. import api
 from ..core.experiment_files import experiments, notebooks, read_notebook, read_record, tags
+from ..core.report import finding_sentences
 from ..core.store import fingerprint, project_root, replace_synced, storage_faults_named
 
 # %% ../../nbs/10_book/01_site.ipynb #a5735311
@@ -68,7 +69,7 @@ def _templates() -> Environment:
     "The templates of the site, with its filters."
     loader = FileSystemLoader(ASSETS / 'templates')
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters.update(inline=inline, duration=format_duration, date=format_date)
+    env.filters.update(inline=inline, duration=format_duration, date=format_date, sentences=finding_sentences)
     return env
 
 
@@ -136,11 +137,19 @@ def cut_at_clause(text: str) -> str:
     return whole[: len(whole) if whole != text and ends[0] < 0 else cut].rstrip(' ,;:')
 
 
+@lru_cache
+def _benchmark_titles() -> dict:
+    "The titles of the benchmarks by their registered names and by those of their protocols."
+    plugins = [api.get('benchmark', n) for n in api.names('benchmark')]
+    return {name.split('/')[0]: p.title for p in plugins for name in (p.name, *p.main)}
+
+
 def set_title(name: str) -> str:
     "A set of queries, named as in a protocol, by the title of its task, with its benchmark where that is not in it."
     benchmark, _, task = name.rpartition('/')
-    about = f' ({benchmark})' if benchmark and task not in api.task_metrics() else ''
-    return api.task_title(task) + about
+    titles = _benchmark_titles()
+    about = f' ({titles.get(benchmark, benchmark)})' if benchmark and task not in api.task_metrics() else ''
+    return (titles.get(name) or api.task_title(task)) + about
 
 
 def fold_title(text: str, whole: str = '') -> str:
@@ -751,7 +760,7 @@ def _matrix_table(columns: list, every: list, before: dict) -> dict:
     rows = [dict(title=title, cells=[_cell(c, m, every) for c in columns]) for m, title in titles.items()]
     added = '; '.join(title for m, title in titles.items() if m not in before)
     about = 'each benchmark on its page with most queries'
-    about = f'other queries, for methods that the table above lacks: {added}' if before else about
+    about = f'other pages, for methods that the table above lacks: {added}' if before else about
     return dict(backbone=columns[0]['backbone'], about=about, columns=columns, rows=rows)
 
 
@@ -774,13 +783,12 @@ def method_matrix(table: pd.DataFrame, worlds: dict | None = None) -> str:  # pa
     return render_template('matrix', tables=tables) if tables else ''
 
 # %% ../../nbs/10_book/01_site.ipynb #8debf566
-FIGURES_FROM = (  # the front page's first choices
+FIGURES_FROM = (  # the findings of the front page, while they are done
     '06_evaluation/genecis',
     '06_evaluation/pseudo_words_circo_cirr',
     '06_evaluation/lrvsf',
     '06_evaluation/compodiff',
     '07_ablations/noise',
-    '08_scaling/triplets',
 )
 
 
@@ -790,7 +798,7 @@ def _figure_order(e) -> tuple:
     return first, e.name
 
 # %% ../../nbs/10_book/01_site.ipynb #7d8e7258
-def _findings(found: dict, states: dict, folder: Path, queries: dict, most: int = 6) -> str:
+def _findings(found: dict, states: dict, folder: Path, queries: dict, most: int = 5) -> str:
     """The findings of up to `most` chapters as HTML, each with the world and splits of its queries (page -> words) and
     the figure of its card, which is written to `folder`."""
     shown = []
@@ -842,8 +850,10 @@ MATRIX_NOTE = """Percent. A small ± is the standard deviation over training see
 one seed or no training.
 The last row is half a 95 % interval over queries, the median of the column:
 smaller differences say nothing without a test, and the page of a column has the tests.
-Compare within one column of one table: the same method has another number on other queries, of another split or world.
-“page” links to a comparison on other queries.
+Compare within one column of one table. The same method has another number on another page, because of other queries,
+of another split or world, or because of other texts: the conditions of *Domain conversion* and *Object composition*
+are bare names, which some pages put into the published sentence and others into the prompt of the method.
+“page” links to a comparison on another page.
 
 Set on validation queries of each benchmark: the weight of *Image + Text, tuned*, the ranges of *Score product*,
 and, where a page tries several, the prompt of a pseudo-word and the guidance of CompoDiff."""
@@ -1010,6 +1020,7 @@ def _update_pages(profile: str, found: dict, states: dict, started: float):
     _write_sources(profile, found, states, _wall_time(folder, found, started), src)
     if html.is_dir() and _stamp(stamp) == fingerprint([src, html]):  # no page has been damaged or lost
         return
+    print('  …  the pages', flush=True)
     warnings = build_html(src, html)
     (folder / 'site.log').write_text(warnings, encoding='utf-8')
     stamp.write_text(fingerprint([src, html]))

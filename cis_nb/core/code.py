@@ -160,11 +160,13 @@ def _kept_file() -> Path:
 
 @lru_cache(maxsize=1)
 def _kept() -> dict:  # module -> [[size, time], facts]
-    "The answers of earlier processes; none if the file is missing or damaged."
+    "The answers of earlier processes; none if the file is missing, and without those that are damaged."
     try:
-        return json.loads(_kept_file().read_text(encoding='utf-8'))
-    except (OSError, ValueError):
+        found = json.loads(_kept_file().read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError):
         return {}
+    answers = found.items() if isinstance(found, dict) else ()
+    return {m: a for m, a in answers if isinstance(a, list) and [*map(type, a)] == [list, dict]}
 
 # %% ../../nbs/00a_core/00_code.ipynb #d2f6770c
 def _keep(file: Path):

@@ -6,10 +6,10 @@
 __all__ = ['Texts', 'OUTPUT_FIELDS', 'TimeStamp', 'RunName', 'BackboneName', 'MethodName', 'RECORDS', 'NotebookOutput',
            'CellMetadata', 'NotebookCell', 'Notebook', 'read_notebook', 'tags', 'code_cells', 'defaults',
            'optional_names', 'examples', 'read_params', 'notebooks', 'chapter_of', 'chapter_settings',
-           'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code', 'all_code', 'texts_in', 'experiment_files',
-           'experiments', 'check_registered', 'ReceiptMachine', 'ReceiptParams', 'Receipt', 'RunInputs', 'RunRecord',
-           'Failure', 'read_record', 'foreign_receipt', 'read_receipt', 'receipt_path', 'parameters',
-           'names_experiment', 'trained_weights', 'collect_parameters']
+           'skipped_by_tests', 'Experiment', 'file_hash', 'installed_code', 'all_code', 'texts_in', 'profiles',
+           'experiment_files', 'experiments', 'check_registered', 'ReceiptMachine', 'ReceiptParams', 'Receipt',
+           'RunInputs', 'RunRecord', 'Failure', 'read_record', 'foreign_receipt', 'read_receipt', 'receipt_path',
+           'parameters', 'names_experiment', 'trained_weights', 'collect_parameters']
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #c64974f5
 import ast
@@ -27,7 +27,7 @@ from pydantic import AfterValidator, Field, model_validator
 from .documents import brief, check_document, Document, open_regular, parse_json, read_text, read_yaml
 from .code import package_files
 from .parameters import checked, is_utf8
-from .store import fingerprint, project_root, store_root, stored
+from .store import fingerprint, project_root, store_root, stored, stored_json
 from .. import api
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #9767667b
@@ -286,6 +286,13 @@ def all_code() -> list:  # of hashes
     return [*map(file_hash, own), fingerprint(installed_code({f'every {kind}' for kind in api.REGISTRY}))]
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #b69ee4e0
+class _CheckedTraining(Document):
+    "What the store keeps of a training whose parameters have been checked."
+
+    method: str
+    defaults: dict
+
+
 def _check_training(given: dict, known: dict, file: Path) -> dict:
     "The method of a training and all its defaults; ValueError or TypeError for a faulty parameter."
     config = _config_of(known | given, file)
@@ -303,7 +310,7 @@ def _checked_training(given: dict, known: dict, file: Path) -> dict:
         (folder / 'checked.json').write_text(json.dumps(_check_training(given, known, file)), encoding='utf-8')
 
     folder = stored('parameters', file.stem, dict(given=given, known=known), build, all_code())
-    return json.loads((folder / 'checked.json').read_text(encoding='utf-8'))
+    return stored_json(folder / 'checked.json', _CheckedTraining)
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #2d97c41e
 def _experiment(profile: str, file: Path, data: str) -> Experiment:
@@ -374,13 +381,17 @@ def _with_needs(e: Experiment, found: dict) -> Experiment:
     return replace(e, names=names, before=tuple(before[name] for name in sorted(before)))
 
 # %% ../../nbs/00a_core/03_experiment_files.ipynb #764a940c
+def profiles() -> list:
+    "The names of all profiles: the folders of params/."
+    return sorted(p.name for p in (project_root() / 'params').glob('*') if p.is_dir())
+
+
 def experiment_files(profile: str) -> dict:  # name -> parameter file
-    "The parameter files of a profile, a folder of params/; ValueError if there are none."
+    "The parameter files of a profile; ValueError if there are none."
     folder = project_root() / 'params' / profile
-    there = sorted(p.name for p in (project_root() / 'params').glob('*') if p.is_dir())
-    files = sorted(folder.rglob('*.yaml')) if profile in there else []
+    files = sorted(folder.rglob('*.yaml')) if profile in profiles() else []
     if not files:
-        raise ValueError(f'no parameter files in {folder}; profiles: {", ".join(there)}')
+        raise ValueError(f'no parameter files in {folder}; profiles: {", ".join(profiles())}')
     return {f.relative_to(folder).with_suffix('').as_posix(): f for f in files}
 
 

@@ -61,6 +61,12 @@ def _range_fault(v, d, optional: bool) -> str:
     return 'must be at least 1' if type(v) is type(d) is int and v == 0 < d and not optional else ''
 
 # %% ../../nbs/00a_core/02_parameters.ipynb #c55f7f06
+def _repeat_fault(k: str, v) -> str:
+    "Why a list of names or of seeds is not possible; '' if it is. Other numbers, such as weights, may be equal."
+    once = isinstance(v, list) and (k.endswith('seeds') or all(isinstance(x, str) for x in v))
+    return 'must hold each value once' if once and any(v.count(x) > 1 for x in v) else ''
+
+
 def _fits(v) -> bool:
     return -(2**63) <= v < 2**63  # false for NaN too
 
@@ -81,7 +87,7 @@ def checked(
 ) -> dict:
     """`given` laid over `defaults`. TypeError for another type; ValueError for an unknown name, a negative or an
     infinite number where the default or the example is neither, in lists and objects too, for 0 in a list of positive
-    integers, and for 0 or an empty list that is not `optional`."""
+    integers, for a name or a seed that a list holds twice, and for 0 or an empty list that is not `optional`."""
     at, out = f'{source}: ' if source else '', dict(defaults)
     if not isinstance(given, dict):
         raise TypeError(f'{at}expected lines of the form "name: value", found {brief(given)}')
@@ -95,7 +101,7 @@ def checked(
             out[k] = _fit(v, d)
         except TypeError as e:
             raise TypeError(f'{at}{k} must be {_kind(d)}, like {d!r}, and not {brief(v)}{e}') from None
-        if why := _range_fault(out[k], d, optional is None or k in optional):
+        if why := _range_fault(out[k], d, optional is None or k in optional) or _repeat_fault(k, out[k]):
             raise ValueError(f'{at}{k} {why}, like {d!r}, and not {brief(v)}')
         if k == 'device':
             check_device(v, at)

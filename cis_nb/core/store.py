@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MANY_FILES', 'project_root', 'store_root', 'fingerprint', 'versions', 'machine', 'StorageFault',
            'storage_faults_named', 'temporary_folder', 'fresh_processes', 'end_with_parent', 'fresh_pool', 'Manifest',
-           'manifest', 'sync_tree', 'replace_synced', 'write_atomic', 'write_export', 'reserve', 'new_array',
-           'announced_lock', 'stored', 'add_note', 'read_notes', 'stored_array', 'stored_table', 'stored_json', 'Begun',
-           'unfinished_work', 'delete_unfinished', 'verified_work']
+           'similar_paths', 'manifest', 'sync_tree', 'replace_synced', 'write_atomic', 'export_path', 'write_export',
+           'reserve', 'new_array', 'announced_lock', 'stored', 'add_note', 'resume_notes', 'read_notes', 'stored_array',
+           'stored_table', 'stored_json', 'Begun', 'unfinished_work', 'delete_unfinished', 'verified_work']
 
 # %% ../../nbs/00a_core/01_store.ipynb #2c1f67f4
 import atexit
@@ -31,13 +31,15 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from multiprocessing import current_process, get_context, parent_process
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import quote, unquote_to_bytes
 import importlib.metadata
 import importlib.util
 import numpy as np
 from filelock import FileLock, Timeout
+from pydantic import Field
 from .code import code_version, import_closure, modules_of, path_hash
-from .documents import Document, check_document, parse_json, read_json, regular
+from .documents import Document, check_document, likely, parse_json, read_json, regular
 
 # %% ../../nbs/00a_core/01_store.ipynb #b734a2ab
 def project_root() -> Path:
@@ -237,6 +239,12 @@ class Manifest(Document):
     sizes: dict[str, int] = {}  # name -> bytes of each file; older manifests have none
 
 
+def similar_paths(path) -> str:
+    "The end of an error on a missing file or folder: what it probably means beside it, '' for nothing."
+    near = likely(Path(path).name, sorted(p.name for p in Path(path).parent.glob('*')))
+    return f'; did you mean {" or ".join(str(Path(path).with_name(n)) for n in near)}?' if near else ''
+
+
 def manifest(folder) -> dict:
     "What a finished folder says about itself; FileNotFoundError if it has no manifest, ValueError if that is broken."
     path = Path(folder) / 'manifest.json'
@@ -244,8 +252,10 @@ def manifest(folder) -> dict:
         found = read_json(path)
     except ValueError as e:
         if not path.exists():
-            why = 'has no manifest.json, so it is not a finished run' if path.parent.is_dir() else 'is no folder'
-            raise FileNotFoundError(f'{folder} {why}; runs are in {store_root()}/run') from None
+            why, near = 'has no manifest.json, so it is not a finished run', ''
+            if not path.parent.is_dir():
+                why, near = 'is no folder', similar_paths(folder)
+            raise FileNotFoundError(f'{folder} {why}; runs are in {store_root()}/run{near}') from None
         raise ValueError(f'{path} is broken ({e}): delete the folder and run again') from None
     return check_document(found, Manifest, path, 'delete the folder and run again')
 
@@ -350,9 +360,23 @@ def write_atomic(
         raise
 
 
-def write_export(path, write) -> Path:
-    "Write a file for the reader with `write_atomic`; StorageFault where the disk is full or read-only."
+def export_path(path, endings: tuple = ()) -> Path:
+    """Where `write_export` will write; `endings`: of the name, any if there are none. ValueError for another ending or
+    a folder, FileNotFoundError without its folder."""
+    if not Path(path).name or endings and Path(path).suffix not in endings:
+        what = f'a name that ends in {" or ".join(endings)}' if endings else 'the name of a file'
+        raise ValueError(f'{str(path)!r} cannot be written: give {what}')
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f'{path} cannot be written: it is a folder; give the name of a file')
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f'{path} cannot be written: there is no folder {path.parent}')
+    return path
+
+
+def write_export(path, write, endings: tuple = ()) -> Path:
+    "Write a file for the reader with `write_atomic`; errors of `export_path`, StorageFault as it writes."
+    path = export_path(path, endings)
     with storage_faults_named(f'writing {path}', path.parent):
         write_atomic(path, write)
     return path
@@ -496,16 +520,43 @@ def add_note(path: Path, note: dict):
         os.fsync(f.fileno())
 
 
-def read_notes(path: Path) -> list:
-    "The whole lines of the notes of a build; a line that was cut, and what is behind it, is removed."
+def _made_again(path) -> str:
+    "The remedy for a damaged file of finished work."
+    return f'delete the folder {Path(path).parent} and run again: it is made again'
+
+
+def _note(line: bytes) -> dict:
+    "The note of a whole line; ValueError for another line."
+    try:
+        note = json.loads(line if line.endswith(b'\n') else b'')
+    except RecursionError:
+        note = None
+    if not isinstance(note, dict):
+        raise ValueError('no note')
+    return note
+
+
+def resume_notes(path: Path) -> list:
+    "The notes of an unfinished build; a line that was cut or damaged, and what is behind it, is removed."
     notes, whole = [], 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         with suppress(ValueError):
-            notes.append(json.loads(line if line.endswith(b'\n') else b''))
+            notes.append(_note(line))
             whole += len(line)
             continue
         os.truncate(path, whole)
         break
+    return notes
+
+
+def read_notes(path: Path) -> list:
+    "The notes of a finished build; ValueError with file, line and remedy for a damaged one."
+    notes = []
+    for n, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        try:
+            notes.append(_note(line))
+        except ValueError:
+            raise ValueError(f'{path}, line {n}: is no note of a build; {_made_again(path)}') from None
     return notes
 
 # %% ../../nbs/00a_core/01_store.ipynb #5a7b1c02
@@ -518,11 +569,6 @@ def _open_array(path: Path, dtype, shape: tuple) -> np.ndarray:
     if rest := path.stat().st_size - found.offset - found.nbytes:
         raise ValueError(f'{rest} bytes are left behind the array')
     return found
-
-
-def _made_again(path) -> str:
-    "The remedy for a damaged file of finished work."
-    return f'delete the folder {Path(path).parent} and run again: it is made again'
 
 
 def stored_array(
@@ -576,7 +622,7 @@ class Begun(Document):
 
     variant: str = ''
     created: str = ''
-    modules: dict[str, str] = {}  # that the work depends on -> hash
+    modules: dict[Annotated[str, Field(pattern=r'^[\w.]{1,200}$')], str] = {}  # that the work depends on -> hash
 
 
 def _unfinished_row(partial: Path) -> dict:
@@ -608,16 +654,22 @@ def delete_unfinished(rows: list):
             folder.with_name(folder.name.replace('.partial-', '.record-', 1) + '.json').unlink(missing_ok=True)
 
 # %% ../../nbs/00a_core/01_store.ipynb #f608ab40
+def _changed(folder: Path) -> str:
+    "What is wrong with the contents of a folder that has a manifest; '' for nothing."
+    try:
+        found = manifest(folder)
+        if not (digest := found.get('digest')):
+            return 'has no hash of its contents, from an older version'
+        since = found.get('created', 'it was made')
+        return '' if _digest(folder) == digest else f'has changed since {since}: delete it, and it is made again'
+    except (OSError, ValueError) as e:
+        return str(e)
+
+
 def verified_work():  # of (folder, what is wrong or '')
     "Compare the contents of each finished folder of the store with the hash in its manifest."
-    for path in sorted(store_root().glob('*/[!.]*/manifest.json')):
-        try:
-            found = manifest(path.parent)
-        except (OSError, ValueError) as e:
-            yield path.parent, str(e)
-            continue
-        if not (digest := found.get('digest')):
-            yield path.parent, 'has no hash of its contents, from an older version'
-        else:
-            same = _digest(path.parent) == digest
-            yield path.parent, '' if same else f'has changed since {found["created"]}: delete it, and it is made again'
+    for folder in sorted(p for p in store_root().glob('*/[!.]*') if p.is_dir()):
+        if (folder / 'manifest.json').exists():
+            yield folder, _changed(folder)
+        elif re.search('-[0-9a-f]{16}$', folder.name):  # `stored` has made it
+            yield folder, 'has no manifest.json: delete it, and it is made again'

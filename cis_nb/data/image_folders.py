@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 import pandas as pd
 from ..core.code import path_hash
-from ..core.documents import Document, open_regular, parse_json, regular, unpack
+from ..core.documents import Document, need_path, open_regular, parse_json, regular, unpack
 from ..core.parameters import is_utf8
 from ..core.report import progress
 from ..core.store import fingerprint, machine, replace_synced, store_root
@@ -211,13 +211,22 @@ def _stem(name: str) -> str:
     return name[: -len(PurePosixPath(name).suffix)]
 
 
+def _text_beside(place: Place, name: str, skipped: Skipped) -> str:
+    "The text of the caption file of one photo; '' for one that cannot be read, which is counted."
+    try:
+        return _text(place, name)
+    except ValueError:
+        skipped.add('caption file that is no UTF-8', name)
+        return ''
+
+
 def _beside(name: str, found: dict, skipped: Skipped):
     "The row of the caption file beside a photo, or None where there is none."
     if (txt := _stem(name) + '.txt') in found:
-        return name, '', _text(found[txt], txt).splitlines()
-    if (note := _stem(name) + '.json') not in found:
+        return name, '', _text_beside(found[txt], txt, skipped).splitlines()
+    if (note := _stem(name) + '.json') not in found or not (text := _text_beside(found[note], note, skipped)):
         return None
-    record = _record(_text(found[note], note), 'caption file that is no JSON record', note, skipped)
+    record = _record(text, 'caption file that is no JSON record', note, skipped)
     return None if record is None else (name, *_row(record)[1:])
 
 # %% ../../nbs/00b_data/01_image_folders.ipynb #305f91b1
@@ -536,7 +545,9 @@ def _read(root: Path, signature: str) -> Photos:
 def read_photos(root) -> Photos:
     """The photographs of a folder and their captions.
 
-    No image is opened yet, and a folder that has not changed is not read again. ValueError if there is none.
+    No image is opened yet, and a folder that has not changed is not read again. ValueError if there is none, or
+    for an empty `root`.
     """
+    need_path('root', root)
     p = _read(Path(root), signature(root))
     return Photos(p.table.assign(captions=list(map(list, p.table.captions))), p.layout, deepcopy(p.skipped))

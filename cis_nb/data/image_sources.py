@@ -16,7 +16,7 @@ from typing import Callable
 import numpy as np
 from PIL import Image
 
-from ..core.documents import open_regular
+from ..core.documents import need_path, open_regular
 from ..core.report import progress
 from ..core.code import loader_version
 from ..core.store import fingerprint, new_array, stored, stored_array, stored_table
@@ -110,7 +110,8 @@ def image_files(ids, paths: dict, missing: Callable, name: str) -> ImageSource:
 # %% ../../nbs/00b_data/04_image_sources.ipynb #c41f0a02
 def image_folder(root) -> ImageSource:
     """The images below a folder, by their paths in it; a warning counts what is left out, such as links to nowhere.
-    FileNotFoundError where there is no image."""
+    FileNotFoundError where there is no image; ValueError for an empty `root`."""
+    need_path('root', root)
     root, skipped = Path(root).expanduser(), Skipped()
     below = files_below(root, skipped).items()
     paths = dict(sorted(((n, p) for n, p in below if is_image(n)), key=itemgetter(1)))

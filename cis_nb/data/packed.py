@@ -28,6 +28,7 @@ from cis_nb.core.store import (
     machine,
     new_array,
     read_notes,
+    resume_notes,
     stored,
     stored_array,
     stored_json,
@@ -90,7 +91,7 @@ def pack_rows(file: str, first: int, places: list, size: int) -> dict:  # first,
 def pack(places: list, file: Path, size: int, workers: int = None, chunk: int = PACK_CHUNK) -> list:
     "Squares of all `places` as one array on disk, gone on with after a kill; the notes on all portions (`pack_rows`)."
     notes = file.with_suffix('.jsonl')
-    done = read_notes(notes)
+    done = resume_notes(notes)
     if not done:
         new_array(file, np.uint8, (len(places), 3, size, size)).flush()
     starts = range(len(done) * chunk, len(places), chunk)

@@ -417,7 +417,7 @@ def best_size(sizes: list, over: dict) -> str:
     table (`over`: `size_leads`), which knows of no choice among trainings."""
     trained = {(n, f): over[size_name(n, f), TUNED_SUM.name, ''] for f in FILTER_LABELS for n in sizes}
     n, f = max(trained, key=lambda k: trained[k]['diff'])
-    best = f'the best of {len(trained)} trainings on these queries, {n:,} triplets {FILTER_LABELS[f]}, is'
+    best = f'The best of {len(trained)} trainings on these queries, {n:,} triplets {FILTER_LABELS[f]}, is'
     return f'{best} {lead_in_words(trained[n, f])}'
 
 
@@ -427,7 +427,7 @@ def trend_finding(trends: dict, sizes: list, over: dict) -> str:
         f'{t.label} {format_interval(t.slope)} on average and {format_interval(t.last_step)} in the last step'
         for t in trends.values()
     ]
-    return f'Points of R@1 for four times as many triplets: {"; ".join(said)}; {best_size(sizes, over)}'
+    return f'Points of R@1 for four times as many triplets: {"; ".join(said)}. {best_size(sizes, over)}'
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #97ce8275
 def size_evidence(per_query: pd.DataFrame, sizes: list, seed: int = 0, about: str = '') -> list:

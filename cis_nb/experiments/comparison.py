@@ -6,11 +6,12 @@
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'ORDER_NOTE', 'SEEDS_NOTE', 'PLAIN_CONTROLS', 'CONTROL_ENDS',
            'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits', 'task_mean', 'contrast', 'compare', 'opposite',
            'queries_needed', 'corrected', 'by_own_p', 'verdict', 'format_interval', 'change', 'seeds_apart',
-           'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference', 'difference_cell',
-           'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
-           'uncertainty_bounds', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
+           'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference', 'by_verdict',
+           'difference_cell', 'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
+           'recall_cell', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
            'query_parameters', 'world_of', 'recall_over_seeds', 'lead_in_words', 'kind_of_rival', 'by_question',
-           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'contradictions']
+           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'shown_corrections', 'as_shown',
+           'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -23,7 +24,7 @@ from ..core.plotting import forest
 from ..data.datasets import data_title
 from ..data.roots import is_world
 from ..methods.late_fusion import BASELINES, ONE_WEIGHT
-from ..retrieval.statistics import families_of, hierarchical_bootstrap, holm, interval_over_seeds
+from ..retrieval.statistics import bootstrap_ci, families_of, hierarchical_bootstrap, holm, interval_over_seeds
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #8161f37f
 UNTRAINED = -1  # in the column `seed`
@@ -115,6 +116,12 @@ def _key(values: np.ndarray, family: np.ndarray, tasks) -> str:  # values (Q,S)
     return '-' * (sign < 0) + digest
 
 
+def _sum_limits(weights: dict, limits: tuple) -> tuple:  # lowest, highest
+    "The possible range of a weighted sum of methods that have all the same range."
+    ends = [[w * end for end in limits] for w in weights.values() if w]
+    return sum(map(min, ends)), sum(map(max, ends))
+
+
 def contrast(
     per_query,
     weights: dict,  # method -> weight
@@ -124,6 +131,7 @@ def contrast(
     n: int = 1000,
     seed: int = 0,
     of: str = '',
+    limits: tuple = None,  # the possible range of a method's mean; 0 to 100 of R@k, of a column `of` unknown
 ) -> dict:  # diff, low, high, p, n, seeds, by_seed, seed_intervals, query_sd, key
     """A weighted sum of methods' task means of R@`k` in points, and its 95 % interval over seeds and queries.
 
@@ -138,7 +146,8 @@ def contrast(
     diff, means, drawn = hierarchical_bootstrap(list(parts.values()), n, seed, q.task, family)
     diff, means, by_query = (np.round(x, 9) for x in (diff, means, sum(d.mean(1) for d in drawn)))
     of_seeds = [np.round(_task_means(v, q.task), 9) for v in parts.values()]
-    low, high, p = interval_over_seeds(diff, means, of_seeds)  # equal methods differ by zero
+    within = _sum_limits(weights, limits or ((-np.inf, np.inf) if of else (0, 100)))
+    low, high, p = interval_over_seeds(diff, means, of_seeds, limits=within)  # equal methods differ by zero
     alone = _alone(parts, drawn, q.task)
     if pd.Series(family).groupby(q.task).nunique().min() < 2:  # the variance between families is unknown
         low, high, p = -100.0, 100.0, 1.0
@@ -242,8 +251,9 @@ def seeds_in_words(c: dict) -> str:
 
 
 def verdict_in_words(c: dict, said=verdict) -> str:
-    "The verdict (or `change`); *undecided by Holm* if the interval excludes zero and only the correction undoes it."
-    undone = said(c) == 'undecided' and 'p_corrected' in c and (c['low'] > 0 or c['high'] < 0)
+    "The verdict (or `change`); *undecided by Holm* if interval and p-value exclude zero and the correction undoes it."
+    excludes = (c['low'] > 0 or c['high'] < 0) and c.get('p', 1) < 0.05
+    undone = said(c) == 'undecided' and 'p_corrected' in c and excludes
     return said(c) + ' by Holm' * undone
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
@@ -260,6 +270,19 @@ SEEDS_NOTE = '2/3: in 2 of 3 seeds the interval of that seed alone excludes zero
 def brief_difference(c: dict, said=verdict) -> str:
     "A difference with its interval and its verdict (or its `change`), for a finding."
     return f'{format_interval(c)} ({verdict_in_words(c, said)})'
+
+
+def by_verdict(found: dict, numbers: bool = True, said=verdict) -> str:  # label -> comparison
+    """Comparisons for a finding, those of a verdict (or `change`) together, the decided and the largest first. Without
+    `numbers` the decided ones are named and the others counted."""
+    groups, order = {}, dict(better=0, higher=0, worse=1, lower=1)
+    for label, c in sorted(found.items(), key=lambda pair: (order.get(said(pair[1]), 2), -pair[1]['diff'])):
+        words, of = (verdict_in_words(c, said), f'{label} {format_interval(c)}') if numbers else (said(c), label)
+        groups.setdefault(words, []).append(of)
+    if numbers:
+        return '; '.join(f'{words}: {", ".join(some)}' for words, some in groups.items())
+    counts = {w: f'{len(some)} of {len(found)}' for w, some in groups.items()}
+    return '; '.join(f'{w}: {" and ".join(some) if w in order else counts[w]}' for w, some in groups.items())
 
 
 def difference_cell(c: dict, said=verdict) -> str:
@@ -303,19 +326,18 @@ def chance(per_query, k: int = 1) -> pd.Series:  # task -> percent
 def over_seeds(
     results,  # result rows: method, task, k, seed, value, ci_low, ci_high, n
 ) -> pd.DataFrame:  # the same without seed; with std and seeds
-    "One row per method, task and k."
+    "One row per method, task and k; the interval over queries has the mean ends of those of the seeds."
     rows = []
     for (m, t, k), g in results.groupby(['method', 'task', 'k'], sort=False):
-        one = len(g) == 1
         rows.append(
             dict(
                 method=m,
                 task=t,
                 k=k,
                 value=g.value.mean(),
-                std=np.nan if one else g.value.std(),
-                ci_low=g.ci_low.iloc[0] if one else np.nan,
-                ci_high=g.ci_high.iloc[0] if one else np.nan,
+                std=g.value.std(),
+                ci_low=g.ci_low.mean(),
+                ci_high=g.ci_high.mean(),
                 n=g.n.max(),
                 seeds=len(g),
             )
@@ -330,11 +352,14 @@ def format_uncertainty(
     return f'{r.value:.1f} ± {r.std:.1f}' if r.seeds > 1 else f'{r.value:.1f} [{r.ci_low:.1f}, {r.ci_high:.1f}]'
 
 
-def uncertainty_bounds(
-    rows: pd.DataFrame,  # of `over_seeds`
-) -> tuple:  # low, high
-    "The ends of the intervals; of several seeds one standard deviation to either side."
-    return rows.ci_low.fillna(rows.value - rows['std']), rows.ci_high.fillna(rows.value + rows['std'])
+def recall_cell(per_query, k: int = 1, seed: int = 0) -> str:
+    "R@`k` of one method, percent and mean of its tasks, as `format_uncertainty`."
+    rows = []
+    for s, g in with_seed(per_query).groupby('seed'):
+        hit = 100.0 * (g['rank'] <= k)
+        value, low, high = bootstrap_ci(hit, seed=seed, groups=g.task, families=families_of(g))
+        rows.append(dict(method='', task='', k=k, seed=s, value=value, ci_low=low, ci_high=high, n=len(g)))
+    return format_uncertainty(next(over_seeds(pd.DataFrame(rows)).itertuples()))
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #dfc40835
 def read_printed(
@@ -536,10 +561,27 @@ def shown_comparisons(receipts: dict) -> dict:  # key -> [(page, comparison)]
     return found
 
 
+def _without_sign(c: dict) -> tuple:
+    "What names a comparison and the one with its sides exchanged: its key and the sizes of its numbers."
+    return c['key'].lstrip('-'), *sorted(round(abs(c[k]), 6) for k in ('diff', 'low', 'high'))
+
+
+def shown_corrections(receipts: list) -> dict:  # for `as_shown`
+    "The corrected p-values that the pages of receipts show, and of how many comparisons each."
+    shown = [c for r in receipts for c in r.get('comparisons', []) if {'key', 'family'} <= {*c}]
+    return {_without_sign(c): {k: c[k] for k in ('p_corrected', 'family')} for c in shown}
+
+
+def as_shown(lines: list, shown: dict) -> list:
+    "Lines of evidence; those that a page shows, with either sign, have its correction (`shown_corrections`)."
+    return [c | shown.get(_without_sign(c), {}) if 'key' in c else c for c in lines]
+
+
 def contradictions(receipts: dict) -> list:  # of texts
     """Comparisons of equal runs and queries of which pages show other numbers or verdicts.
 
-    A claim corrects its lines of evidence itself; a page must only not say the opposite of their own p-values."""
+    A claim corrects the lines of evidence that no page shows itself; a page must only not say the opposite of their
+    own p-values."""
     wrong = []
     for key, shown_lines in shown_comparisons(receipts).items():
         lines = [(page, by_own_p(c)) for page, c in shown_lines]

@@ -31,7 +31,7 @@ from ..core.plotting import draw_intervals, forest, page
 from ..data.augmentation import stored_size
 from ..data.products import has_words, without_words
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, claim_evidence
-from .comparison import by_question, compare, forest_rows, format_difference
+from .comparison import by_question, by_verdict, compare, forest_rows
 from .condvit_ablations import Variant
 from .entries import Entry, read_cached, untrained_methods
 from ..methods.late_fusion import TunedProduct, TunedSum
@@ -255,11 +255,11 @@ def group_forest(found: dict, titles: dict):
     return forest(forest_rows(shown), f'difference in R@{k}, points', f'R@{k} on queries with held-out and seen words')
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #d3f8eb7e
-def transfer_finding(found: dict, titles: dict) -> str:
-    "What a training gains over each rival on held-out words, and loses to the training on all words."
+def transfer_finding(found: dict, titles: dict, numbers: bool = True) -> str:
+    "What a training gains over each rival on held-out words, and loses to the training on all words, `by_verdict`."
     ((own, k),) = {(c['a'], c['k']) for c in found.values()}
-    each = [f'{titles[r]} {format_difference(found[r, HELD_OUT])}' for r in HEADLINE[own]]
-    return f'R@{k}: {titles[own]} − {", − ".join(each)}'
+    said = by_verdict({titles[r]: found[r, HELD_OUT] for r in HEADLINE[own]}, numbers)
+    return f'R@{k} ({titles[own]} minus these) {said}'
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #46615236
 def recoloured(p: Product) -> Product:
@@ -396,7 +396,7 @@ def probe_finding(lines: pd.DataFrame) -> str:
         f'{mean[task, names["asked"]]:.0f} % {names["asked"].removeprefix("a product ")}'
         for task, names in PROBES.items()
     ]
-    return f'first images for a request that nothing satisfies, {"; ".join(said)}'
+    return f'First images for a request that nothing satisfies, {"; ".join(said)}'
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #eacfb861
 def probe_evidence(lines: pd.DataFrame, seed: int = 0) -> dict:  # claim -> comparisons

@@ -30,9 +30,9 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
            'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
            'strongest_note', 'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
-           'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line',
-           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'adds', 'without_sign', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
+           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
+           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -53,10 +53,18 @@ from ..backbones.denoiser import Denoiser
 from ..backbones.features import TextMemory
 from ..backbones.loading import load_backbone
 from ..benchmarks.domain_conversion import DOMAIN_PROMPT, DOMAIN_PROMPT_TEXT
-from ..benchmarks.genecis_construction import PanopticThings, Rules, panoptic_file, read_panoptic
+from cis_nb.benchmarks.genecis_construction import (
+    COCO,
+    PanopticThings,
+    Rules,
+    mask_numbers,
+    panoptic_file,
+    read_panoptic,
+)
 from ..benchmarks.object_composition import COMPOSITION_PROMPT, COMPOSITION_PROMPT_TEXT
 from ..core.documents import read_json
 from ..core.experiment_files import names_experiment
+from ..core.parameters import checked
 from ..core.plotting import Page, color, forest, page
 from ..core.report import progress
 from ..core.store import fingerprint, manifest
@@ -83,11 +91,14 @@ from cis_nb.experiments.comparison import (
     difference_cell,
     format_difference,
     format_interval,
+    lead_in_words,
     of_seed,
     opposite,
     over_seeds,
     read_printed,
+    recall_cell,
     verdict,
+    verdict_in_words,
 )
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
@@ -106,6 +117,7 @@ from cis_nb.experiments.entries import (
 from .examples import ranking_strip
 from cis_nb.experiments.matrix import (
     MatrixRun,
+    fused_on,
     load_benchmark,
     main_metric,
     main_rows,
@@ -387,15 +399,14 @@ def one_benchmark(p: dict, name: str) -> Benchmark:
 def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
     "The benchmarks that the parameters name; `most` (name -> number) limits the queries of each task."
     found, missing = {}, {}
-    if wrong := set(p['most']) - {n.partition('=')[0] for n in p['benchmarks']}:
-        raise ValueError(f'most: {min(wrong)!r} is not among the benchmarks {", ".join(p["benchmarks"])}')
+    most = checked(p['most'], {n.partition('=')[0]: 0 for n in p['benchmarks']}, 'most')
     for name in p['benchmarks']:
         try:
             b = one_benchmark(p, name)
         except (FileNotFoundError, NoQueries) as e:
             missing[name] = str(e)
             continue
-        n = p['most'].get(name.partition('=')[0], 0)
+        n = most[name.partition('=')[0]]
         found[b.name] = replace(b, tasks={k: evenly(t, n) for k, t in b.tasks.items()})
     return found, missing
 
@@ -462,6 +473,7 @@ def rank_sampled(run: SampledRun, seed: int = 0) -> SampledRun:
 
 def run_benchmarks(p: dict) -> SampledRun:
     "Every method on every benchmark, with the controls."
+    p = p | dict(chosen_on=checked(p['chosen_on'], dict.fromkeys(api.names('benchmark'), 0), 'chosen_on'))
     found, missing = all_benchmarks(p)
     model, tuning = load_backbone(p['backbone'], p['pretrained'], p['device']), tuning_benchmarks(p)
     entries = with_controls_and_rerankers(compared_methods(p, model), model, tuning, p)
@@ -828,9 +840,12 @@ class LabelledImages:
     segments: dict  # (image, object) -> numbers of segments
 
     def mask(self, id: str, thing: str) -> np.ndarray:  # (64,64) bool
-        "The part of an image, as a centred square, that an object covers; KeyError for one that it does not show."
-        with Image.open(self.masks / f'{id}.png') as im:
-            numbers = np.asarray(im.convert('RGB'), np.int64) @ [1, 256, 65536]
+        """The part of an image, as a centred square, that an object covers. KeyError for one that it does not show;
+        ValueError for a mask that is unreadable or has another size; FileNotFoundError without the mask."""
+        numbers = mask_numbers(path := need_file(self.masks / f'{id}.png', **COCO))
+        if (size := self.source.load(id).size) != numbers.shape[::-1]:
+            found = ' x '.join(map(str, numbers.shape[::-1]))
+            raise ValueError(f'{path} has {found} pixels, its image {size[0]} x {size[1]}; get both again')
         side = min(numbers.shape)
         top, left = ((n - side) // 2 for n in numbers.shape)
         square = numbers[top : top + side, left : left + side]
@@ -1416,13 +1431,12 @@ def beside_differences(run: GuidanceRun, beside: MatrixRun, ks: list, seed: int 
 
 
 def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> pd.DataFrame:
-    "R@k at the weights of the training, and of each row of `beside` with the difference to it."
-    here = {f'R@{k} (%)': f'{grid_values(run.grid, k=k).loc[run.at[1], run.at[0]]:.1f}' for k in ks}
+    "R@k at the weights of the training, and of each row of `beside` with the difference to it; with `recall_cell`."
+    here = {f'R@{k} (%)': recall_cell(run.grid[at_point(run.grid, run.at)], k) for k in ks}
     rows = [{'method': f'{run.entries[0].title}, w_I {run.at[0]:g}, w_T {run.at[1]:g}'} | here]
     for m, title in beside.titles.items():
         mine, row = beside.per_query[beside.per_query.method == m], {'method': title}
-        by_task = [(100.0 * (mine['rank'] <= k)).groupby(mine.task).mean().mean() for k in ks]
-        row |= {f'R@{k} (%)': f'{value:.1f}' for k, value in zip(ks, by_task)}
+        row |= {f'R@{k} (%)': recall_cell(mine, k) for k in ks}
         rows.append(row | {f'stage 2 − row, R@{k}': difference_cell(found[m, k]) for k in ks})
     return pd.DataFrame(rows).fillna('')
 
@@ -1560,15 +1574,17 @@ def guidance_evidence(
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #d770ccc2
 def points_note(grid: pd.DataFrame, at: tuple, ks: list, seed: int = 0) -> str:
-    "The best point for each of `ks` beside the weights of the training, and what the ends of the weights lose."
+    """The best point for each of `ks` beside the weights of the training, and what the ends of the weights lose; that
+    is corrected within each k."""
     lines = []
     for k in ks:
+        losses = extreme_losses(grid, at, k, seed)
         w_image, w_text, best = best_point(grid, k)
         here = grid_values(grid, k=k).loc[at[1], at[0]]
-        ends = [f'{words}: {format_difference(c)}' for words, c in extreme_losses(grid, at, k, seed).items()]
+        ends = [f'{words}: {format_difference(c)}' for words, c in losses.items()]
         found = f'highest {best:.1f} at w_I {w_image:g}, w_T {w_text:g}; {here:.1f} at those of the training'
         lines.append(f'- R@{k}: {found}; {"; ".join(ends)}.')
-    return '\n'.join(lines)
+    return '\n'.join([*lines, '', f'Of each k: {doubt_note(losses.values())}'])
 
 
 def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> pd.DataFrame:
@@ -1664,8 +1680,9 @@ def tuned_words(run: MatrixRun, found: dict) -> list:  # of str
 
 
 def strongest_pairs(run: MatrixRun, found: dict) -> list:  # of (benchmark, baseline), keys of `found`
-    "The baseline that validation queries name for each benchmark, where stage 2 is compared with it."
-    named = [(name, strongest_on(run, name)) for name in dict.fromkeys(name for name, _ in found)]
+    "The baseline that validation queries name for each benchmark of `fused_on`, where stage 2 is compared with it."
+    fused = fused_on(run)
+    named = [(name, strongest_on(run, name)) for name in dict.fromkeys(name for name, _ in found) if name in fused]
     return [pair for pair in named if pair in found]
 
 
@@ -1690,8 +1707,8 @@ def against_baselines(run: MatrixRun, found: dict) -> str:
     "On how many benchmarks stage 2 is better and worse than the baseline that validation queries name there."
     said = [verdict(found[pair]) for pair in strongest_pairs(run, found)]
     better, worse = said.count('better'), said.count('worse')
-    counts = f'better on {better} of {len(said)}, worse on {worse}'
-    return f'against the baseline that validation chose for each benchmark (corrected within it) {counts}'
+    counts = f'better on {better} of {len(said)} benchmarks, worse on {worse}'
+    return f'Against the baseline that validation chose: {counts}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
 def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
@@ -1702,12 +1719,14 @@ def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
 
 
 def cirr_words(run: MatrixRun, found: dict) -> str:
-    "CIRR R@1 of stage 2 beside each of `cirr_rivals`; empty without CIRR."
+    "CIRR R@1 of stage 2 beside the chosen baseline and the strongest of `cirr_rivals`; empty without CIRR."
     if 'cirr' not in run.benchmarks:
         return ''
     value = main_rows('cirr', run.results).set_index('method').value[ZERO_SHOT]
-    said = [f'minus {run.titles[r]} {difference_cell(c)}' for r, c in cirr_rivals(run, found).items()]
-    return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *said])
+    rivals = cirr_rivals(run, found)
+    strongest = sorted(rivals, key=lambda r: rivals[r]['diff'])[:1]
+    shown = [r for r in dict.fromkeys([strongest_on(run, 'cirr'), *strongest]) if r in rivals]
+    return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *(lead_in_words(rivals[r]) for r in shown)])
 
 
 def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
@@ -1717,32 +1736,46 @@ def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
     return forest(forest_rows(shown), 'difference in CIRR R@1, points', title) if shown else None
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510d
-ACTS = {  # what the finding says of the searches: words -> searches and score of an effect
-    'forbidden objects with a negative text': ('forbidden', 'none', 'forbidden'),
-    'objects outside a mask kept': ('mask', 'none', 'kept'),
-    'pairs of drawn edits with the one inside the mask first': ('mask', 'none', 'inside'),
+ACTS = {  # what the finding says of the searches: tool, what it adds or removes -> searches and score of an effect
+    ('A negative text', 'points of forbidden results'): ('forbidden', 'none', 'forbidden'),
+    ('A mask', 'points of the objects outside it'): ('mask', 'none', 'kept'),
+    ('It', 'points of drawn pairs with the edit inside it first'): ('mask', 'none', 'inside'),
 }
 
 
+def adds(c: dict) -> str:
+    "The sign of a change in words."
+    return 'adds' if c['diff'] >= 0 else 'removes'
+
+
+def without_sign(c: dict) -> str:
+    "The size of a difference with its interval: `2.1 [1.0, 3.2]`."
+    return format_interval(c if c['diff'] >= 0 else opposite(c)).replace('+', '')
+
+
 def acts_words(effects: dict, leads: dict) -> str:
-    "The effects of `ACTS` on stage 2, each minus that of Image + Text, with the tuned weight where there is one."
+    "The effects of `ACTS` on stage 2, beside that on Image + Text, with the tuned weight where there is one."
     said = []
-    for what, of in ACTS.items():
+    for (tool, what), of in ACTS.items():
+        if (ZERO_SHOT, *of) not in effects:
+            continue
+        own = effects[ZERO_SHOT, *of]
+        doubt = '' if verdict(own) in ('better', 'worse') else f' ({verdict_in_words(own)})'
+        words = f'{tool} {adds(own)} {without_sign(own)} {what}{doubt}'
         rivals = [r for r in ('image_text_tuned', 'image_text') if (ZERO_SHOT, r, *of) in leads]
-        beside = [
-            f' (minus that of {api.method_style(r).title} {difference_cell(leads[ZERO_SHOT, r, *of], change)})'
-            for r in rivals[:1]
-        ]
-        if (ZERO_SHOT, *of) in effects:
-            said.append(f'{what} {difference_cell(effects[ZERO_SHOT, *of], change)}' + ''.join(beside))
-    return ', '.join(said)
+        for r in rivals[:1]:
+            lead, theirs = leads[ZERO_SHOT, r, *of], effects[r, *of]
+            apart = without_sign(lead) if verdict(lead) in ('better', 'worse') else verdict_in_words(lead)
+            words += f'; {api.method_style(r).title} {adds(theirs)} {abs(theirs["diff"]):.1f} (difference {apart})'
+        said.append(words)
+    return '. '.join(said)
 
 
 def compodiff_finding(run: MatrixRun, found: dict, effects: dict, leads: dict) -> str:
     """Stage 2 against baselines and rivals (`diffusion_leads`); effects of negative texts and masks (`search_effects`),
     and minus those of rivals (`effect_leads`)."""
-    first = '; '.join(filter(None, [cirr_words(run, found), against_baselines(run, found)]))
-    return f'{first}. Changes in points: {acts_words(effects, leads)}'
+    said = [cirr_words(run, found), against_baselines(run, found), acts_words(effects, leads)]
+    return '. '.join(filter(None, said))
 
 
 def compodiff_reading(run: MatrixRun, found: dict, effects: dict, leads: dict) -> list:  # of texts

@@ -40,7 +40,6 @@ from cis_nb.experiments.comparison import (
     hits,
     over_seeds,
     paper_numbers,
-    uncertainty_bounds,
     verdict,
     verdict_in_words,
 )
@@ -346,17 +345,20 @@ def judged_on_mean(run: MatrixRun, found: dict) -> list:  # of comparisons
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #fead7627
 def headline(run: MatrixRun, found: dict, seed: int = 0) -> str:
-    """`order_line`, then each trained method with its difference to the chosen baseline (`found`: `genecis_leads`)
-    and, where that one is set for each task, to the sum with one weight."""
-    judged, trained = judged_on_mean(run, found), []
+    """Each trained method with its difference to the chosen baseline (`found`: `genecis_leads`) and, where that one is
+    set for each task, to the sum with one weight; then `order_line`."""
+    judged, order = judged_on_mean(run, found), order_line(run.per_query, run.results, run.titles, seed)
+    if not judged:
+        return order
+    own = [f'{run.titles[c["a"]]} {recall_over_seeds(run.results, c["a"])}, {lead_in_words(c)}' for c in judged]
+    said = [f'Mean R@1 of the tasks: {"; ".join(own)}']
     by_task = [c['b'] for c in judged if c['b'] in (TUNED_SUM.name, SCORE_PRODUCT.name)]
-    for c in judged:
-        said = [lead_in_words(c)]
-        if by_task and (alike := found.get((c['a'], ONE_WEIGHT, MEAN))):
-            said.append(lead_in_words(alike))
-        trained.append(f'{run.titles[c["a"]]} {recall_over_seeds(run.results, c["a"])}, {", ".join(said)}')
-    knows = [f'{run.titles[by_task[0]]} is set for each task, so it knows the task of a query'] if by_task else []
-    return '; '.join([order_line(run.per_query, run.results, run.titles, seed), *trained, *knows])
+    alike = [found[c['a'], ONE_WEIGHT, MEAN] for c in judged if by_task and (c['a'], ONE_WEIGHT, MEAN) in found]
+    if by_task:
+        said.append(f'{run.titles[by_task[0]]} is set for each task, so it knows the task of a query')
+    if alike:
+        said.append('; '.join(f'{run.titles[c["a"]]} is {lead_in_words(c)}' for c in alike))
+    return '. '.join([*said, order])
 
 
 def one_weight_note(entries: list) -> list:  # of texts
@@ -408,7 +410,7 @@ def recall_bars(results, per_query, titles: dict):
         for j, m in enumerate(methods):
             r = rows[(rows.method == m) & (rows.task == task)].sort_values('k')
             at = r.k - 0.4 + width * (j + 0.5)
-            draw_intervals(ax, at, r.value, *uncertainty_bounds(r), m, bar=0.92 * width, label=titles[m])
+            draw_intervals(ax, at, r.value, r.ci_low, r.ci_high, m, bar=0.92 * width, label=titles[m])
         for k in (1, 2, 3):
             ax.plot(
                 [k - 0.43, k + 0.43],

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..backbones.denoiser import DenoiserShape
 from ..backbones.loading import text_backbone
 from ..core.report import KEPT, kept_table, progress
 from ..data.roots import WORLD
 from cis_nb.experiments.diffusion_ablations import (
+    chosen_denoiser,
     denoiser_measurements,
     denoiser_training_rates,
     sampler_measurements,
@@ -44,7 +44,7 @@ from ..training.loop import accelerator_for
 def training_measurements(p: dict) -> list:  # of Measurement
     "Training on a device: CompoDiff's denoiser, and a Combiner with its backbone."
     device, repeats, seed = p['device'], p['repeats'], p['seed']
-    step = denoiser_training_rates(DenoiserShape(**p['denoiser']), p['denoiser_batch'], repeats, device, seed)
+    step = denoiser_training_rates(chosen_denoiser(p['denoiser']), p['denoiser_batch'], repeats, device, seed)
     both = end_to_end_rates(p['combiner_backbone'], p['combiner_batch'], repeats, device, seed=seed)
     return [
         *denoiser_measurements([step]),
@@ -67,7 +67,7 @@ def query_measurements(p: dict) -> list:  # of Measurement
     "Images embedded with CondViT, queries sampled with CompoDiff, and a ranked gallery, on a device."
     device, repeats, seed = p['device'], p['repeats'], p['seed']
     embedding = condvit_rates(p['condvit_backbone'], p['images'], repeats, device, seed)
-    shape = DenoiserShape(**p['denoiser'])
+    shape = chosen_denoiser(p['denoiser'])
     sampled = {n: sampler_rates(shape, n, repeats, device=device, seed=seed) for n in p['sampler_rows']}
     size = dict(queries=p['ranking_queries'], images=p['ranking_images'], dim=p['ranking_dim'])
     ranked = ranking_rates(**size, steps=p['ranking_steps'], faiss_images=p['faiss_images'], device=device, seed=seed)
@@ -111,7 +111,7 @@ def rates_finding(measurements: list, about: dict) -> str:
     times = [f'{named(m)}: {m.value:,.1f}' for m in measurements if m.compared_with.startswith('a projection')]
     products = [m for m in measurements if m.compared_with == 'multiplying large matrices' and m.unit == '%']
     shares = [f'{named(m)}: {m.value:.0f} %' for m in products]
-    said = [f'projections: {"; ".join(times)}'] if times else []
+    said = [f'{about["device"]}, {about["date"]}: {goals_in_words(measurements)}']
     said += [f'Share of the speed of large matrix products: {"; ".join(shares)}'] if shares else []
-    said += [goals_in_words(measurements)]
-    return f'{about["device"]}, {about["date"]}: {". ".join(said)}'
+    said += [f'Projections: {"; ".join(times)}'] if times else []
+    return '. '.join(said)

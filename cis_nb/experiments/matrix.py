@@ -6,7 +6,8 @@
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
            'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'matrix_note', 'query_scores', 'main_scores',
-           'main_leads', 'strongest_on', 'judged_leads', 'prompt_clause', 'leads_finding']
+           'main_leads', 'strongest_on', 'fused_on', 'judged_leads', 'prompt_clause', 'fixed_prompt_notes',
+           'leads_finding']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from cis_nb.experiments.comparison import (
     format_uncertainty,
     over_seeds,
     rival_leads,
-    uncertainty_bounds,
     verdict,
 )
 from cis_nb.experiments.entries import (
@@ -36,6 +36,7 @@ from cis_nb.experiments.entries import (
     compared_methods,
     judged_pairs,
     known_as,
+    prompts_in_words,
     read_cached,
 )
 from ..methods.late_fusion import LateFusion, strongest_baseline
@@ -231,7 +232,7 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
         rows = main_rows(name, results).set_index('method')
         for y, m in enumerate(there):
             r = rows.loc[rows.index == m]
-            draw_intervals(ax, [y] * len(r), r.value, *uncertainty_bounds(r), m, horizontal=True)
+            draw_intervals(ax, [y] * len(r), r.value, r.ci_low, r.ci_high, m, horizontal=True)
         ax.set_yticks(range(len(there)), [titles[m] for m in there])
         ax.set(title=main_metric(name, results).title, xlabel='percent')
         ax.grid(axis='x')
@@ -244,11 +245,8 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
 def matrix_note(results: pd.DataFrame) -> str:
     "What the lines of `matrix_figure` span, for below it."
     seeds = pd.concat([main_rows(name, results) for name in results.benchmark.unique()]).seeds
-    spans = ['95 % intervals over queries'] * bool((seeds == 1).any())
-    spans += ['of methods with several training seeds ± one standard deviation over the seeds'] * bool(
-        (seeds > 1).any()
-    )
-    return f'Lines: {"; ".join(spans)}.'
+    several = '; of methods with several training seeds the mean ends of the intervals of the seeds'
+    return f'Lines: 95 % intervals over queries{several if (seeds > 1).any() else ""}.'
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #5627e881
 def query_scores(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:
@@ -266,7 +264,7 @@ def main_scores(run: MatrixRun) -> dict:  # benchmark -> rankings
 
 def main_leads(run: MatrixRun, seed: int = 0) -> dict:  # (method, rival, benchmark) -> comparison
     "Each training against its rivals in the main metric of each benchmark, corrected `by_question`."
-    return rival_leads(main_scores(run), judged_pairs(run.entries), of='score', seed=seed)
+    return rival_leads(main_scores(run), judged_pairs(run.entries), of='score', limits=(0, 100), seed=seed)
 
 
 def strongest_on(run: MatrixRun, name: str) -> str:
@@ -276,10 +274,14 @@ def strongest_on(run: MatrixRun, name: str) -> str:
     return strongest_baseline([e.method for e in run.entries], tasks)
 
 
+def fused_on(run: MatrixRun) -> list:
+    "The benchmarks of which a query has a reference; on the others nothing is fused and validation chooses nothing."
+    return [n for n, b in run.benchmarks.items() if any(t.queries.reference.notna().any() for t in b.tasks.values())]
+
+
 def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchmark) -> comparison
-    """Of the comparisons of `main_leads` those with the baseline that validation chose for each benchmark; none where
-    no query has a reference, since nothing is fused there."""
-    fused = {n for n, b in run.benchmarks.items() if any(t.queries.reference.notna().any() for t in b.tasks.values())}
+    "Of the comparisons of `main_leads` those with the baseline that validation chose for each benchmark of `fused_on`."
+    fused = fused_on(run)
     strongest = {name: strongest_on(run, name) for name in dict.fromkeys(name for *_, name in found) if name in fused}
     return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest.get(name)}
 
@@ -288,9 +290,15 @@ def prompt_clause(judged: dict, entries: list) -> str:
     "Which pseudo-words have the prompt of their training while the fusion that they are judged against is tuned."
     set_there = {e.name for e in entries if isinstance(e.method, LateFusion)}
     fixed = {e.name: e.title for e in entries if e.run and isinstance(e.method, api.Prompted)}
-    names = dict.fromkeys(fixed[a] for a, b, _ in judged if a in fixed and b in set_there)
+    names = dict.fromkeys(fixed[a] for a, b, *_ in judged if a in fixed and b in set_there)
     whose = f'; {", ".join(names)}: one prompt, that of the training, against fusions that are tuned for each benchmark'
     return whose if names else ''
+
+
+def fixed_prompt_notes(judged: dict, entries: list) -> list:  # of str
+    "The prompts of pseudo-words and `prompt_clause` as lines for below a table; none where there are none."
+    clause = prompt_clause(judged, entries).removeprefix('; ')
+    return prompts_in_words(entries) + [f'{clause}.'] * bool(clause)
 
 
 def leads_finding(judged: dict, titles: dict, labels: dict, seeds: int) -> str:

@@ -11,7 +11,7 @@ __all__ = ['AS_PUBLISHED', 'CAPTION_ORDERS', 'CHOSEN_PROMPT', 'PromptChoice', 'P
            'score_table', 'rank_table', 'order_row', 'order_table', 'group_table', 'sets_table', 'scores_of',
            'tuned_sum_of', 'validation_tasks', 'fusion_figure', 'training_steps_note', 'published_names',
            'prompt_scores', 'with_published_prompt', 'prompt_table', 'rival_pairs', 'rival_differences',
-           'leads_sentence', 'headline_leads', 'oracle_baseline', 'lead_and_oracle', 'oracle_clause',
+           'leads_sentence', 'headline_leads', 'oracle_baseline', 'lead_and_oracle', 'oracle_sentence',
            'pair_differences', 'pair_table', 'lead_evidence', 'largest_lead', 'spread_queries', 'same_queries',
            'search_table', 'entry_for', 'checked_submission', 'checked_submissions', 'best_first', 'printed_table',
            'paper_circo', 'paper_cirr', 'paper_fashioniq', 'paper_pic2word_means', 'printed_and_run']
@@ -37,6 +37,7 @@ from .combiner_ablations import claim_evidence
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     by_question,
+    by_verdict,
     contrast,
     corrected,
     doubt_note,
@@ -48,7 +49,6 @@ from cis_nb.experiments.comparison import (
     of_seed,
     over_seeds,
     read_printed,
-    verdict_in_words,
 )
 from .composed_retrieval import load_sets, submission
 from cis_nb.experiments.entries import (
@@ -503,15 +503,16 @@ def rival_pairs(run: MatrixRun) -> list:  # of (method, rival)
 
 def rival_differences(scores: pd.DataFrame, pairs: list, tasks, seed: int = 0) -> dict:
     "The score of each method minus that of its rival on each task, (method, rival, task) -> comparison."
-    return rival_leads({t: scores[scores.task == t] for t in tasks}, pairs, of='score', seed=seed)
+    parts = {t: scores[scores.task == t] for t in tasks}
+    return rival_leads(parts, pairs, of='score', limits=(0, 100), seed=seed)
 
 
-def leads_sentence(judged: dict, titles: dict, task: str, head: str) -> str:
-    "Each method of `judged` minus the baseline of a task, in one sentence that begins with `head`."
-    mine = [(m, rival, c) for (m, rival, t), c in judged.items() if t == task]
-    each = [f'{titles[m]} {format_interval(c)} ({verdict_in_words(c)})' for m, _, c in mine]
-    rivals = dict.fromkeys(titles[rival] for _, rival, _ in mine)
-    return f'{head}, against {" or ".join(rivals)}: {", ".join(each)}'
+def leads_sentence(judged: dict, titles: dict, task: str, head: str, numbers: bool = True) -> str:
+    "Each method of `judged` minus the baseline of a task, in a sentence of `by_verdict` that begins with `head`."
+    mine = {m: c for (m, _, t), c in judged.items() if t == task}
+    rivals = dict.fromkeys(titles[rival] for _, rival, t in judged if t == task)
+    said = by_verdict({titles[m]: c for m, c in mine.items()}, numbers)
+    return f'{head} (minus {" or ".join(rivals)}) {said}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #4042e7a8
 def headline_leads(found: dict, strongest: dict) -> dict:  # (method, rival, task) -> comparison
@@ -533,14 +534,13 @@ def lead_and_oracle(found: dict, method: str, task: str, strongest: str) -> str:
     return f'{said}, {lead_in_words(found[method, oracle, task])}, which an oracle that knows the kind would choose'
 
 
-def oracle_clause(found: dict, titles: dict, methods: list, task: str, strongest: str) -> str:
-    "For a headline: methods against the harder baseline that only an oracle would choose; empty if there is none."
+def oracle_sentence(found: dict, titles: dict, methods: list, task: str, strongest: str) -> str:
+    "For a headline: verdicts against the harder baseline that only an oracle would choose; empty if there is none."
     oracle = oracle_baseline(found, methods[0], task)
     if oracle == strongest:
         return ''
-    mine = {m: found[m, oracle, task] for m in methods}
-    said = ', '.join(f'{titles[m]} {format_interval(c)} ({verdict_in_words(c)})' for m, c in mine.items())
-    return f'; against {titles[oracle]}, which scores highest on these queries: {said}'
+    said = by_verdict({titles[m]: found[m, oracle, task] for m in methods}, numbers=False)
+    return f'. Minus {titles[oracle]}, which scores highest on these queries: {said}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #5e6f0365
 CHOSEN_PROMPT = 'chosen for each task'

@@ -177,9 +177,8 @@ def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the ta
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #24e54e13
 def difference(per_query, a: str, b: str, task: str, seed=0) -> dict:  # as `contrast`
     "How much better `a` is than `b` in the score of a task."
-    return contrast(
-        per_query[(per_query.task == task) & per_query.method.isin([a, b])], {a: 1, b: -1}, of='score', seed=seed
-    )
+    mine = per_query[(per_query.task == task) & per_query.method.isin([a, b])]
+    return contrast(mine, {a: 1, b: -1}, of='score', limits=(0, 100), seed=seed)
 
 
 def claim_evidence_of(per_query, titles: dict, pairs, tasks=('full',), seed=0) -> list:

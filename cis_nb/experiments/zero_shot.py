@@ -221,7 +221,7 @@ def group_leads(per_query: pd.DataFrame, asked: dict, pairs: list, unit: str = '
     for a, b in ranked if {'seen', 'unseen'} <= set(q.task) else ():
         found |= {(a, b, g): contrast(q, {a: 1, b: -1}, tasks=[g], seed=seed) for g in ('seen', 'unseen')}
         found[a, b, 'unseen'] |= of
-        found[a, b, 'change'] = contrast(q, {a: 1, b: -1}, of='signed', seed=seed) | of
+        found[a, b, 'change'] = contrast(q, {a: 1, b: -1}, of='signed', limits=(-100, 100), seed=seed) | of
     return found
 
 
@@ -303,7 +303,7 @@ def noun_losses(both: pd.DataFrame, asked: dict, methods: list, seed: int = 0) -
         weights = {m: 1, f'{m} without': -1}
         found |= {(m, g): contrast(q, weights, tasks=[g], seed=seed) | (units if g == 'unseen' else {}) for g in of}
         if len(of) > 1:
-            found[m, 'change'] = contrast(q, weights, of='signed', seed=seed) | units
+            found[m, 'change'] = contrast(q, weights, of='signed', limits=(-100, 100), seed=seed) | units
     return found
 
 

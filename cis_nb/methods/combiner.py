@@ -24,12 +24,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field, field_validator, model_validator
-from safetensors.torch import save_file
 from torch import nn
 
 from ..api import Backbone, Plugin, Style, TrainableBackbone, TrainingConfig
 from ..backbones.conditional_vit import key_faults
-from ..backbones.weights import read_tensors
+from ..backbones.weights import model_file, read_tensors, write_tensors
 from ..backbones.features import Features, text_features
 from ..backbones.loading import load_backbone, save_backbone
 from ..benchmarks.cirr import cirr_of
@@ -37,7 +36,7 @@ from ..core.documents import Document
 from ..core.experiment_files import names_experiment, trained_weights
 from ..core.parameters import one_of
 from ..core.plotting import show_grid
-from ..core.store import fingerprint, stored_table, write_export
+from ..core.store import fingerprint, stored_table
 from ..data.augmentation import random_crops, random_shift_brightness, stored_size
 from ..data.image_sources import ImageSource, folder_images
 from ..data.packed import packed_about, packed_folder
@@ -519,16 +518,23 @@ def published_combiner(
     device: str = 'auto',
     target_pad: float = 0,  # ratio of sides that images are padded to; GeneCIS: 0, not padded, CLIP4Cir: 1.25
 ) -> CombinerMethod:
-    "A published Combiner over its backbone; ValueError for another file or size, or a backbone that cannot pad."
+    """A published Combiner over its backbone; ValueError for another file or size, or a backbone that cannot pad,
+    FileNotFoundError for no file."""
+    path = model_file(path)  # before the backbone, which takes longer
     b = load_backbone(backbone, device=device) if isinstance(backbone, str) else backbone
     net = read_published_combiner(path, b.D).to(b.device)
     return CombinerMethod(name='combiner', title='Combiner', backbone=pad_images(b, target_pad), net=net)
 
 
 def export_combiner(net: Combiner, path) -> Path:
-    "Write a Combiner with the published names, as .safetensors or .pt."
+    """Write a Combiner with the published names, as .safetensors or .pt; ValueError if it normalises its inputs, or for
+    another ending, FileNotFoundError without the folder."""
+    if net.normalise_inputs:
+        raise ValueError(
+            'normalise_inputs: a published Combiner reads features as they are; train with normalise_inputs: false'
+        )
     tensors = {k: net.state_dict()[own].cpu().contiguous() for k, own in _COMBINER_NAMES.items()}
-    return write_export(path, lambda p: (save_file if p.suffix == '.safetensors' else torch.save)(tensors, p))
+    return write_tensors(path, tensors)
 
 # %% ../../nbs/04b_methods/03_combiner.ipynb #89e378e8
 STARTS = ('random', 'sum')  # of a new Combiner; anything else names a run

@@ -19,18 +19,17 @@ import numpy as np
 import pandas as pd
 import torch
 from pydantic import AfterValidator, Field
-from safetensors.torch import save_file
 from torch import nn
 
 from .. import api
 from ..backbones.clip import no_placeholder
 from ..backbones.conditional_vit import key_faults
-from ..backbones.weights import LAYOUTS, read_tensors
+from ..backbones.weights import LAYOUTS, model_file, read_tensors, write_tensors
 from ..backbones.features import l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.documents import Document
 from ..core.parameters import one_of
-from ..core.store import stored_table, write_export
+from ..core.store import stored_table
 from ..data.augmentation import stored_size
 from ..data.image_sources import ImageSource, folder_images, whole_images
 from ..data.packed import packed_folder
@@ -286,28 +285,31 @@ def read_published_net(path, net: str, D: int, W: int) -> nn.Module:
 def published_pseudo_word(
     path,  # a .pt or .safetensors file
     method: str,  # lincir, searle or pic2word
-    backbone: str = 'vit_l',
+    backbone='vit_l',  # a name, or one that is loaded
     device: str = 'auto',
     prompt: str = PROMPT,
+    target_pad: float | None = None,  # ratio of sides that images are padded to, 0: not padded; None: as published
 ) -> PseudoWord:
-    "A published model over its backbone; ValueError for a file of another method or size."
+    "A published model over its backbone; ValueError for a file of another method or size, FileNotFoundError for none."
     net, title, ratio = PUBLISHED_METHODS[one_of('method', method, PUBLISHED_METHODS)]
+    path = model_file(path)  # before the backbone, which takes longer
     b = backbone if isinstance(backbone, nn.Module) else load_backbone(backbone, device=device)
     phi = read_published_net(path, net, b.D, b.W).to(b.device)
-    return PseudoWord(name=method, title=title, backbone=pad_images(b, ratio), phi=phi, prompt=prompt)
+    padded = pad_images(b, ratio if target_pad is None else target_pad)
+    return PseudoWord(name=method, title=title, backbone=padded, phi=phi, prompt=prompt)
 
 
 def export_published(m: PseudoWord, path) -> Path:
-    "Write the network of a method with the published names, as .safetensors or .pt; ValueError if it has LayerNorms."
+    """Write the network of a method with the published names, as .safetensors or .pt; ValueError if it has LayerNorms
+    or reads unit vectors, or for another ending, FileNotFoundError without the folder."""
     net, state = m.phi.settings['net'], m.phi.state_dict()
     names = _published_names(net)
     if sorted(names.values()) != sorted(state):
         raise ValueError('norm: the published files have no LayerNorm; train with norm: false')
+    if m.unit_input:
+        raise ValueError('unit_input: the published networks read features as they are; train with unit_input: false')
     tensors = {k: state[own].detach().cpu().contiguous() for k, own in names.items()}
-    published = {LAYOUTS[net].entry: tensors}
-    return write_export(
-        path, lambda p: save_file(tensors, p) if p.suffix == '.safetensors' else torch.save(published, p)
-    )
+    return write_tensors(path, tensors, LAYOUTS[net].entry)
 
 # %% ../../nbs/04b_methods/04_pseudo_words.ipynb #c01be434
 class PseudoWordObjective(RetrievalValidation):

@@ -28,6 +28,7 @@ from cis_nb.benchmarks.genecis_construction import (
     AttributeTypes,
     PanopticThings,
     Rules,
+    check_listed_once,
     condition_name,
     panoptic_file,
     read_panoptic,
@@ -216,10 +217,11 @@ class Detector:
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #a53582a3
 def vocabulary(root) -> tuple:  # names, the stuff among them
-    "The panoptic categories of a data root as conditions."
-    kinds = {}
-    for c in read_json(panoptic_file(root), PanopticThings)['categories']:
-        kinds.setdefault(condition_name(c['name']), c['isthing'])
+    """The panoptic categories of a data root as conditions. ValueError for labels that `check_listed_once` refuses;
+    FileNotFoundError for a missing file."""
+    data = read_json(path := panoptic_file(root), PanopticThings)
+    check_listed_once(path, data)
+    kinds = {condition_name(c['name']): c['isthing'] for c in data['categories']}
     return list(kinds), [n for n, thing in kinds.items() if not thing]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #a8782396

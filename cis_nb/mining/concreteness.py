@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from ..core.documents import read_bytes
+from ..core.documents import read_text
 from ..core.parameters import one_of
 from ..core.store import fingerprint, stored, stored_table
 from ..data.roots import SOURCES, WORLD, data_root, need_file
@@ -27,7 +27,7 @@ RATINGS_FILE = 'Concreteness_ratings_Brysbaert_et_al_BRM.txt'
 
 def _rating(line: str, n: int, path) -> tuple:  # word, mean rating
     "Line `n` of the table of ratings; `ValueError` with file, line and column if it is damaged."
-    cells, remedy = line.rstrip('\r').split('\t'), 'get the file again'
+    cells, remedy = line.split('\t'), 'get the file again'
     if len(cells) != 9:
         expected = '9 (Word, Bigram, Conc.M, ...), separated by tabs'
         raise ValueError(f'{path}, line {n}: {len(cells)} columns instead of {expected}; {remedy}')
@@ -40,7 +40,7 @@ def _rating(line: str, n: int, path) -> tuple:  # word, mean rating
 
 def read_ratings(path) -> dict:
     "Word -> mean concreteness (1 to 5) from the table of Brysbaert et al. (2014); ValueError if it is damaged."
-    head, *lines = read_bytes(path).decode('utf-8-sig', 'replace').split('\n')
+    head, *lines = re.split(r'\r\n|\r|\n', read_text(path))
     if head.split('\t')[:3] != ['Word', 'Bigram', 'Conc.M']:
         raise ValueError(f'{path}, line 1: expected the columns Word, Bigram, Conc.M, ..., found {head[:60]!r}')
     ratings = {}
@@ -50,6 +50,8 @@ def read_ratings(path) -> dict:
             raise ValueError(f'{path}, line {n}, column Word: {word!r} was rated before; get the file again')
         if word:
             ratings[word] = rating
+    if not ratings:
+        raise ValueError(f'{path}: no word has a rating below the heading; get the file again')
     return ratings
 
 # %% ../../nbs/03_mining/02_concreteness.ipynb #4cdd3cd3

@@ -65,7 +65,7 @@ def normalize_caption(text) -> str:
     "A caption in lower case without `$`, invisible characters and CLIP's own tokens; applied until nothing changes."
     text = text or ''
     cleaned = tokenizer().clean_fn(text.replace('<PERSON>', 'person'))
-    new = ' '.join(INVISIBLE.sub(' ', cleaned).replace('$', ' ').split())
+    new = ' '.join(INVISIBLE.sub(' ', cleaned.replace('$', '')).split())
     return new if new == text else normalize_caption(new)
 
 

@@ -20,7 +20,7 @@ from thinc.api import NumpyOps, get_current_ops, set_current_ops
 from threadpoolctl import threadpool_limits
 from ..core.plotting import color, page
 from ..data.datasets import language_tools
-from ..data.roots import WORLD, find_data
+from ..data.roots import SMALL_ENGLISH, WORLD, find_data
 from ..world import captions as world_captions
 from ..world.cloth import CLOTH_COLORS
 from ..world.scenes import ATTRIBUTES, STUFF, THINGS
@@ -72,7 +72,7 @@ UNUSED_COMPONENTS = ('ner', 'lemmatizer', 'senter', 'entity_linker', 'entity_rul
 PUBLISHED_PIPELINE = 'en_core_web_sm'  # the pipeline of the published code
 INSTALL_HINT = (
     f'install one with `python -m spacy download {PUBLISHED_PIPELINE}`, set CIS_DATA to the folder that holds '
-    'spacy_en_ewt_clear_sm, or name the package or folder of a pipeline; '
+    f'{SMALL_ENGLISH}, or name the package or folder of a pipeline; '
     f'for captions of the world use parser {WORLD!r}'
 )
 
@@ -82,7 +82,7 @@ def find_parser() -> str:
     installed = [n for n in spacy.util.get_installed_models() if n.startswith('en_')]
     if installed:
         return min(installed, key=lambda n: (n != PUBLISHED_PIPELINE, n))
-    if small := find_data('spacy_en_ewt_clear_sm'):
+    if small := find_data(SMALL_ENGLISH):
         return str(small)
     raise OSError(f'no English spaCy pipeline is installed: {INSTALL_HINT}')
 

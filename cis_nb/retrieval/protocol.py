@@ -26,6 +26,7 @@ from .ranking import Rankings, rank_gallery, rank_own_galleries
 from .statistics import bootstrap_ci
 from .statistics import families_of
 from ..api import Queries, Unsolved
+from ..core.documents import need_path
 from ..data.image_sources import ImageSource, image_folder
 
 # %% ../../nbs/02a_retrieval/02_protocol.ipynb #efb2bd42
@@ -596,8 +597,10 @@ def rank_folder(
     reference: str,  # path of an image in the folder
     condition: str,
 ) -> list:  # paths of all other images, the best first
-    """The images below a folder for a reference and a condition; the reference is not ranked. ValueError for a
-    reference or a condition that cannot be used; a warning counts and names the images that cannot be read."""
+    """The images below a folder for a reference and a condition; the reference is not ranked. ValueError for an empty
+    `folder`, and for a reference or a condition that cannot be used; a warning counts and names the images that cannot
+    be read."""
+    need_path('folder', folder)
     images = image_folder(folder)
     _check_folder_query(method, folder, images, reference, condition)
     features = method.encode_gallery(images)

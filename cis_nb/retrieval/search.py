@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-from ..core.documents import Document, read_json
+from ..core.documents import Document, brief, read_json
 from ..core.orphans import run_alone
 from ..core.parameters import one_of
 from ..core.plotting import color, page
@@ -97,6 +97,17 @@ def _check_vectors(features, ids: list) -> tuple:  # number, dimensions
             f'{shape[0]} feature vectors and {len(ids)} ids: an index needs one id for each vector, and at least one'
         )
     return shape
+
+
+def _id_texts(ids, before=()) -> list:
+    "Ids as text; `ValueError` for one that is empty, or that is there twice or among those `before`."
+    texts, seen = ['' if i is None or i != i else str(i) for i in ids], set(before)
+    for row, i in enumerate(texts):
+        if not i or i in seen:
+            why = f'is {brief(i)}, as one before' if i else 'is empty'
+            raise ValueError(f'the id of row {row} {why}: an index needs an id of its own for each vector')
+        seen.add(i)
+    return texts
 
 
 def _vectors_key(features, ids: list) -> str:
@@ -230,12 +241,13 @@ class SearchIndex:
 # %% ../../nbs/02a_retrieval/04_search.ipynb #2fac5edf
 def build_index(
     features,  # (N,D) array, tensor or memory map, read in chunks
-    ids,  # N ids, kept as text
+    ids,  # N different ids, kept as text
     name: str,  # readable part of the folder's name
     kind: str = 'flat',  # one of `INDEX_KINDS`
 ) -> SearchIndex:
-    "An index over features, built once and kept in the store."
-    ids = [str(i) for i in ids]
+    """An index over features, built once and kept in the store. ValueError for another kind, a vector that is not
+    finite, another number of ids, or an id that is empty or there twice."""
+    ids = _id_texts(ids)
     n, dim = _check_vectors(features, ids)
     empty = _empty_index(kind, n, dim)
 
@@ -264,12 +276,12 @@ def clustered_vectors(
 def append_to_index(
     index: SearchIndex,
     features,  # (M,D) as in `build_index`
-    ids,  # M ids
+    ids,  # M ids that the index does not have
     name: str,  # readable part of the new folder's name
 ) -> SearchIndex:  # of N + M vectors
     """The index with more vectors at its end, kept in the store; the given index does not change.
-    ValueError for another D, a vector that is not finite, or another number of ids."""
-    ids = [str(i) for i in ids]
+    ValueError for another D, a vector that is not finite, another number of ids, or an id that is empty or there."""
+    ids = _id_texts(ids, index.ids)
     m, dim = _check_vectors(features, ids)
     if dim != index.dim:
         raise ValueError(f'the index holds vectors of {index.dim} numbers, the new ones have {dim}')
@@ -661,7 +673,7 @@ def exact_cost(rates: pd.DataFrame, n: int, dims) -> str:
         batch, single = exact_milliseconds(rates, n, d)
         times = f'{batch:.0f} ms a query of a batch, {single:.0f} ms or more for one query alone,'
         each.append(f'{index_bytes(flat, n, d) / 1e9:.1f} GB and {times} at {d} numbers')
-    return f'exact search among {n:,} vectors would take {"; ".join(each)} (extrapolated from {flat.vectors:,} vectors)'
+    return f'Exact search among {n:,} vectors would take {"; ".join(each)} (extrapolated from {flat.vectors:,} vectors)'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #e4bdb633
 def extrapolated_recall(sizes, recalls, n: float) -> float:  # in [0,1]
@@ -827,7 +839,7 @@ def search_plan(
 def plan_in_words(plan: pd.DataFrame, n: int) -> str:
     "Machines and recall of a plan for `n` vectors, in the dimension that was measured; empty where no recall is known."
     of = plan.set_index('quantity').iloc[:, 0]
-    recalls = {'': of['recall@1, ivfpq'], ' with re-ranking': of['recall@1, ivfpq, re-ranked']}
+    recalls = {' without re-ranking': of['recall@1, ivfpq'], ' with re-ranking': of['recall@1, ivfpq, re-ranked']}
     known = [f'{"not extrapolated" if r == "–" else r}{how}' for how, r in recalls.items()]
     said = f'{n:,} vectors of {plan.columns[1]} on {of["machines"]} machines, each IVF-PQ on disk'
     return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)' if {*recalls.values()} != {'–'} else ''

@@ -136,6 +136,7 @@ def interval_over_seeds(
     means,  # (n,) its resamples, of `hierarchical_bootstrap`
     seed_values: list,  # its values for each seed, (S,); of several groups of seeds their parts
     level=0.95,
+    limits: tuple = (-np.inf, np.inf),  # the possible range of what is estimated, where it has one; no end leaves it
 ) -> tuple:  # low, high, p
     """The percentiles of resamples, widened by Student's distribution for the number of seeds, and a two-sided p-value;
     degrees of freedom by Welch and Satterthwaite, infinite for one seed."""
@@ -145,7 +146,7 @@ def interval_over_seeds(
     freedom = max(sd**4 / known, min(f for _, f in of_seeds)) if known else np.inf
     q = (1 + level) / 2
     widened, ends = student.ppf(q, freedom) / norm.ppf(q) if known else 1.0, np.nanquantile(means, [1 - q, q])
-    low, high = ends + (widened - 1) * (ends - value)
+    low, high = np.clip(ends + (widened - 1) * (ends - value), *limits)
     p = 2 * student.sf(abs(value) / sd, freedom) if sd else float(not value)
     return float(low), float(high), float(p)
 

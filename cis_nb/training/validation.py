@@ -188,12 +188,16 @@ class ReceiptOfTraining(Document):
 
 
 def run_folder(folder) -> Path:
-    "The run of a folder: the folder itself, or for a report the first run that its receipt names."
+    "The run of a folder: the folder itself, or the run of a report on a training; ValueError for another report."
     receipt = Path(folder) / 'receipt.json'
     if not receipt.is_file():
         return Path(folder)
-    if not (runs := read_json(receipt, ReceiptOfTraining, 'run the training again')['runs']):
-        raise ValueError(f'{receipt} names no run, so {folder} is no report on a training')
+    runs = read_json(receipt, ReceiptOfTraining, 'run the training again')['runs']
+    if len(runs) != 1 or not runs[0].startswith('run/'):
+        raise ValueError(
+            f'{receipt} names no single run, so {folder} is no report on a training; '
+            'those are reports/PROFILE/05_train.NAME'
+        )
     return store_root() / runs[0]
 
 # %% ../../nbs/05a_training/01_validation.ipynb #a9dbfd4a

@@ -23,6 +23,8 @@ from cis_nb.core.experiment_files import read_params
 from cis_nb.core.store import project_root
 from cis_nb.backbones.weights import BACKBONES, Weights, model_shapes, register_tiny
 from cis_nb.methods.combiner import published_combiner, read_published_combiner
+from cis_nb.methods.compodiff import published_compodiff
+from cis_nb.methods.condvit import published_condvit
 from cis_nb.methods.pseudo_words import published_pseudo_word, read_published_net
 
 torch.set_num_threads(1)
@@ -300,6 +302,15 @@ FILES = {  # a kind of file: its entry, names of its tensors, what is said, its 
 }
 
 
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    t = {'layers.0.weight': torch.ones(2, 2), 'module.layers.0.weight': torch.zeros(2, 2)}
+    save_file(t, tmp_path / 'net.safetensors')
+    torch.save({'Phi': t}, tmp_path / 'net.pt')
+    for file in ('net.safetensors', 'net.pt'):
+        with pytest.raises(ValueError, match=f'{file}: there are two tensors layers.0.weight, with module. before'):
+            weights.read_tensors(tmp_path / file, 'phi')
+
+
 @pytest.mark.parametrize('reader', READERS)
 @pytest.mark.parametrize('kind', FILES)
 def test_the_file_of_another_method_is_named(tmp_path, store, kind, reader):
@@ -313,6 +324,33 @@ def test_the_file_of_another_method_is_named(tmp_path, store, kind, reader):
             READERS[reader](file)
         text = str(e.value)
         assert text.startswith(f'{file}: ') and (f'this is a file of {said}' in text) == (reader not in own), text
+
+
+@pytest.mark.parametrize(
+    'read',
+    [
+        lambda file: published_pseudo_word(file, 'lincir', 'no backbone'),
+        lambda file: published_combiner(file, 'no backbone'),
+        lambda file: published_condvit(file, 'cpu'),
+        lambda file: published_compodiff(file, 'cpu'),
+    ],
+    ids=['pseudo_word', 'combiner', 'condvit', 'compodiff'],
+)
+def test_a_file_that_is_missing_is_told_before_the_backbone_is_loaded(tmp_path, read):
+    (tmp_path / 'model.pt').touch()
+    with pytest.raises(FileNotFoundError, match=r'/mdel.pt: no such file; .*; did you mean /.*/model.pt\?$'):
+        read(tmp_path / 'mdel.pt')
+    with pytest.raises(FileNotFoundError, match='/zzz: no such file; give the .safetensors or .pt file of the model$'):
+        read(tmp_path / 'zzz')
+
+
+def test_weights_that_are_not_there_are_told_with_the_call_that_reads_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(weights.constants, 'HF_HUB_CACHE', str(tmp_path))
+    monkeypatch.setattr(weights.constants, 'HF_HUB_OFFLINE', True)
+    with pytest.raises(FileNotFoundError) as e:
+        load_backbone('vit_l', device='cpu')
+    for said in ("in Python load_backbone('vit_l', pretrained=PATH) in place of the name", "pretrained='none'"):
+        assert said in str(e.value)
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf')])

@@ -87,9 +87,10 @@ def test_a_list_of_images_without_numbers_is_named(tmp_path):
     with pytest.raises(ValueError, match="image_info_unlabeled2017.json, images.0.: has no 'file_name'"):
         circo_image_names(read_circo(tmp_path))
     (tmp_path / 'circo/annotations/image_info_unlabeled2017.json').write_text(
-        '{"images": [{"id": 1, "file_name": "../../1.jpg"}]}'
+        '{"images": [{"id": 1, "file_name": "../../1.jpg"}, {"id": 2, "file_name": "2.jpg"}]}'
     )
-    assert circo_image_names(read_circo(tmp_path)) == {'1': '1.jpg'}  # a path keeps its last part only
+    # a path keeps its last part only
+    assert circo_image_names(read_circo(tmp_path)) == {'1': '1.jpg', '2': '2.jpg'}
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,16 @@ def test_tables_that_are_missing_cut_or_lack_a_column(shelves, tmp_path):
     with pytest.raises(ValueError, match="natural.csv: column 'split' is missing; needed: path, split, class_id"):
         read_grocery(folder)
     path.write_text('path,split,class_id,coarse_id\n')
-    with pytest.raises(ValueError, match='natural.csv: it has no line below the heading'):
+    with pytest.raises(ValueError, match='natural.csv has no line below the heading'):
         read_grocery(folder)
-    for content in (b'', b'\xff\xfe\x00a,b'):
+    for content, why in {
+        b'': ' has no line below the heading',
+        b'\xff\xfe\x00a,b': ' is no CSV file in UTF-8',
+        b'path,split,class_id,coarse_id\nx,natural/a.jpg,train,0,0\n': ', line 2: has 5 cells, the heading 4',
+        b'path,split,class_id,coarse_id,split\na,train,0,0,val\n': ": 'split' is the name of two columns",
+    }.items():
         path.write_bytes(content)
-        with pytest.raises(ValueError, match='natural.csv is no CSV file in UTF-8'):
+        with pytest.raises(ValueError, match=f'natural.csv{why}'):
             read_grocery(folder)
     path.unlink()
     with pytest.raises(FileNotFoundError, match='natural.csv is missing; Get it from https://github.com/marcusklasson'):

@@ -7,6 +7,8 @@ import tarfile
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from lrvsf_files import Hand, dots, write_tar
 from PIL import Image
@@ -441,6 +443,19 @@ def test_metadata_of_more_rows_than_bytes_are_refused_before_they_are_read(tmp_p
     monkeypatch.setattr('pyarrow.parquet.read_table', lambda given, **kw: pytest.fail(f'{given} is read'))
     with pytest.raises(ValueError, match='distractors_test_metadata.parquet: 200,000 rows cannot differ in [0-9,]+ b'):
         parquet_columns(path, ['URL', 'SPLIT'])
+
+
+def test_a_repeated_text_of_a_parquet_file_takes_its_memory_once(tmp_path):
+    "Once for each row, it would take 400 MB."
+    path, rows, pool = tmp_path / 'long.parquet', 400, pa.default_memory_pool()
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(['x' * 1_000_000]))
+    table = pa.table(dict(URL=[f'http://a/{i}.jpg' for i in range(rows)], blip2_caption1=texts, PRODUCT_ID=range(rows)))
+    pq.write_table(table, path, store_schema=False)
+    before = pool.max_memory()
+    found = parquet_columns(path, ['URL', 'blip2_caption1', 'PRODUCT_ID'])
+    assert pool.max_memory() - before < 100_000_000
+    assert len({id(t) for t in found.blip2_caption1}) == 1 and found.PRODUCT_ID.tolist() == list(range(rows))
+    assert found.dtypes[['URL', 'blip2_caption1']].tolist() == [object, object]
 
 
 def test_images_that_are_missing_make_the_task_partial(tmp_path):

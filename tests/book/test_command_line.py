@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 from filelock import FileLock
@@ -12,6 +13,7 @@ from cis_nb.book import command_line, processes
 from cis_nb.book.command_line import main
 from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import stored, unfinished_work
+from cis_nb.data import roots
 
 
 @pytest.fixture
@@ -28,6 +30,9 @@ def small(project):
         (['run', 'quick', '01_honst'], "profile 'quick' has no experiment '01_honst'; did you mean 01_honest?"),
         (['run', 'quick', '01_honest.more'], "no experiment '01_honest.more'; it is in full"),
         (['run', 'quick', 'zzz'], "no experiment 'zzz'; it has 01_honest"),
+        (['run', 'quick', 'onest'], 'cis-book run: profile'),
+        (['run', '01_honest'], "'01_honest' is no profile, and no experiment is given: `cis-book run PROFILE EXPERI"),
+        (['keep', 'quik'], 'cis-book keep: no parameter files in'),
         (['make', 'quik'], 'no parameter files in'),
         (['run', 'quik', '01_honest'], 'profiles: full, quick'),
     ],
@@ -35,6 +40,30 @@ def small(project):
 def test_what_is_not_there_is_refused_with_what_is(small, words, said, capsys):
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_only_what_is_likely_is_suggested(project, capsys):
+    for name in (
+        '06_evaluation/genecis',
+        '06_evaluation/grocery',
+        '06_evaluation/decoding',
+        '05_train.c.1',
+        '05_train.c.2',
+    ):
+        project.write(f'params/quick/{name}.yaml', '')
+    for given, said in [
+        ('06_evaluation/gencis', "'06_evaluation/gencis'; did you mean 06_evaluation/genecis?\n"),
+        ('05_train.c', "'05_train.c'; did you mean 05_train.c.2 or 05_train.c.1?\n"),
+    ]:
+        assert main(['run', 'quick', given]) == 2 and capsys.readouterr().err.endswith(said)
+
+
+def test_the_help_explains_each_command_and_lists_the_profiles(small, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(['--help'])
+    said = capsys.readouterr().out
+    assert e.value.code == 0 and said.endswith('profiles: full, quick\n')
+    assert all(f'\n  {name:13}{what}\n' in said for name, what in command_line.COMMANDS.items())
 
 
 def test_two_processes_do_not_make_one_profile_at_a_time(small, capsys, monkeypatch):
@@ -105,6 +134,25 @@ def test_a_profile_is_the_name_of_one_folder(small, profile, capsys):
     assert 'profiles: full, quick' in capsys.readouterr().err
 
 
+def test_all_that_the_photographs_read_is_told(monkeypatch, tmp_path):
+    "Without any data: the clothes that a page shows, the ratings and a pipeline too; none of them for the drawn world."
+    monkeypatch.setenv('CIS_DATA', str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(roots, 'entry_points', lambda group: [])
+
+    def lines_of(profile):
+        return command_line._missing_lines({n: replace(e, profile='none') for n, e in experiments(profile).items()})
+
+    lines = lines_of('photos')
+    told = {line.removeprefix('  !  ').split(' is missing, which ')[0] for line in lines}
+    assert {'flickr8k', 'grocery', 'clothing', 'concreteness', 'an English spaCy pipeline'} < told
+    assert all('Get it from ' in line and '; licence: ' in line and '; size: ' in line for line in lines)
+    (tmp_path / 'spacy_en_ewt_clear_sm').mkdir()
+    assert not roots.missing_data([roots.ENGLISH])
+    for profile in ('quick', 'full'):
+        assert lines_of(profile) == []
+
+
 def test_data_that_cannot_be_written_as_text_are_refused(small, capsys):
     assert main(['make', 'quick', '--data', os.fsdecode(b'caf\xe9')]) == 2
     assert "data 'caf\\udce9': the name is not UTF-8; rename the folder" in capsys.readouterr().err
@@ -161,7 +209,10 @@ def test_unfinished_work_of_the_same_code_is_kept_after_a_change_elsewhere(small
     begun('of a notebook')
     with pytest.raises(KeyboardInterrupt):
         stored('run', 'of a module', {}, interrupted, resume=True)
-    for variant, change in (('of a notebook', dict(modules=3)), ('of a module', {})):
+    odd = {f'odd {n}': dict(modules={f'cis_nb.{name}': '0'}) for n, name in enumerate(('a\0b', 'a' * 5000, '../a'))}
+    for variant in odd:
+        begun(variant)
+    for variant, change in ({'of a notebook': dict(modules=3), 'of a module': {}} | odd).items():
         (folder,) = [r['folder'] for r in unfinished_work() if r['variant'] == variant]
         record = folder.with_name(folder.name.replace('.partial', '.record') + '.json')
         said = json.loads(record.read_text()) | dict(library='another') | change
@@ -190,6 +241,14 @@ def test_finished_work_is_verified_on_demand(small, capsys):
     (folder / 'a.txt').write_text('CONTENT')  # as long as before
     assert main(['verify']) == 1
     assert f'{folder}  has changed since' in capsys.readouterr().out
+    said = json.loads((folder / 'manifest.json').read_text())
+    del said['created']
+    (folder / 'manifest.json').write_text(json.dumps(said))
+    assert main(['verify']) == 1
+    assert f'{folder}  has changed since it was made: delete it' in capsys.readouterr().out
+    (folder / 'manifest.json').unlink()
+    assert main(['verify']) == 1
+    assert f'{folder}  has no manifest.json: delete it' in capsys.readouterr().out
 
 
 def test_an_error_of_the_system_is_one_line(small, monkeypatch, capsys):

@@ -1,5 +1,7 @@
 "Findings that the library keeps: which are kept, where they are shown, and what replaces them."
 
+import re
+
 import pytest
 from cis_nb.book.findings import COLUMNS, add_findings, kept_findings, read_findings
 
@@ -19,10 +21,29 @@ def test_a_finding_replaces_that_of_the_same_experiment_alone(tmp_path):
 
 def test_a_file_with_other_columns_is_named(tmp_path):
     (tmp_path / 'findings.csv').write_text('profile,finding\nfull,First\n')
-    with pytest.raises(
-        ValueError, match=r'findings\.csv: needed are the columns profile, experiment.*cis-book keep full'
-    ):
+    with pytest.raises(ValueError, match=r"findings\.csv: column 'experiment' is missing; needed: profile, experiment"):
         read_findings(tmp_path / 'findings.csv')
+
+
+@pytest.mark.parametrize(
+    'line, said',
+    [
+        ('full,a/b,f,3,d,c,l,more', 'line 3: has 8 cells, the heading 7'),
+        ('full,a/b', 'line 3: has 2 cells'),
+        (
+            'full,a/b,f,xyz,d,c,l',
+            'full a/b has no number of seconds; delete it and write it anew by `cis-book keep full`',
+        ),
+        ('full,07_ablations/x.y,f,3,d,c,l', 'full 07_ablations/x.y is there twice'),
+        ('full,a/b,"f', 'is no CSV'),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, line, said):
+    file = tmp_path / 'findings.csv'
+    add_findings([ROW], file)
+    file.write_text(f'{file.read_text()}{line}\n')
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_findings(file)
 
 
 @pytest.mark.e2e

@@ -1,6 +1,7 @@
 "The progress of a book that is being made: a made-up folder of reports with running experiments."
 
 import io
+import json
 import os
 import time
 from types import SimpleNamespace
@@ -37,19 +38,26 @@ def run(e, seconds: float, bar: str = None):
         (folder / 'progress.txt').write_text(bar)
 
 
-def end(e, file='receipt.json'):
+def end(e, file='receipt.json', seconds=None):
     e.folder.mkdir(parents=True)
     (e.folder / file).write_text('{}')
+    if seconds is not None:
+        said = dict(experiment=e.name, inputs={}, seconds=seconds, created='2027-01-15T08:00:00+00:00')
+        (e.folder / 'run.json').write_text(json.dumps(said))
 
 
 def test_only_possible_seconds_are_kept(tmp_path):
     said = '{"a": 3, "b": NaN, "c": -Infinity, "d": -1, "e": true, "f": "9", "g": 1' + '0' * 400 + ', "h": 0.5}'
     (tmp_path / live.SECONDS_FILE).write_text(said)
-    assert live._kept_seconds(tmp_path) == dict(a=3, h=0.5)
+    assert live._read_seconds(tmp_path / live.SECONDS_FILE) == dict(a=3, h=0.5)
+    (tmp_path / live.SECONDS_FILE).write_text('[' * 100_000)
+    assert live._read_seconds(tmp_path / live.SECONDS_FILE) == {}
 
 
 def test_nothing_runs(book):
-    assert book.running() == {} and book.lines() == ['     0 of 4 experiments, 0:00 minutes, about 2:55 left']
+    assert book.running() == {} and book.lines() == [
+        '     0 of 4 experiments, 0:00 minutes, about 2:55 left, then the pages'
+    ]
     assert BookProgress(book.found, {}, 2).left() is None
 
 
@@ -92,7 +100,21 @@ def test_the_seconds_that_are_left(book):
     assert book.left() == (72 + usual + 2 * usual) / 2
     end(found['03_c'], 'failed.json')
     assert book.left() == (72 + 2 * usual) / 2
-    assert book.summary() == '2 of 4 experiments, 1:00 minutes, about 1:46 left'
+    assert book.summary() == '2 of 4 experiments, 1:00 minutes, about 1:46 left, then the pages'
+
+
+def test_the_first_book_learns_from_what_ends_and_from_bars(book):
+    """By hand, on two cores as above, without earlier runs: 72 and 8 seconds of a bar are an average of 80 for the
+    three others; then 40 for one that has ended, so 60 for the two others."""
+    book.seconds, book.started, found = {}, NOW - 60, book.found
+    assert book.left() is None and book.summary() == '0 of 4 experiments, 1:00 minutes'
+    run(found['01_a'], 8, 'training:  45%|####5  | 9/20 [00:08<01:12, 1.1s/it]')
+    assert book.left() == (72 + 80 + 80 + 2 * 80) / 2
+    end(found['06_evaluation/b'], seconds=40)
+    assert book.left() == (72 + 60 + 2 * 60) / 2
+    assert book.summary() == '1 of 4 experiments, 1:00 minutes, about 2:06 left, then the pages'
+    end(found['03_c'], 'failed.json', seconds=30)
+    assert book.left() == 72 / 2 + 50 and book.seconds == {'06_evaluation/b': 40, '03_c': 30}
 
 
 def test_one_that_runs_longest_is_the_least_that_is_left(book):

@@ -44,6 +44,18 @@ def test_a_run_that_may_not_be_trusted(project, name):
         )
 
 
+@pytest.mark.parametrize('damage', [b'', b'[' * 5000, b'\xff\xfe', b'[]', b'{"methods": 3}'])
+def test_damage_of_what_is_kept_of_plugins_names_the_file(damage, tmp_path, monkeypatch):
+    "As many bytes as before, so that the folder counts as finished."
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    book.registered()
+    (file,) = tmp_path.glob('registered/*/registered.json')
+    file.write_bytes(damage.ljust(size := file.stat().st_size)[:size])
+    with pytest.raises(ValueError, match='delete the folder .*: it is made again') as e:
+        book.registered()
+    assert str(e.value).startswith(str(file))
+
+
 def test_a_lost_tag_does_not_pass_for_success(project):
     "Where the tag is lost, the values come first and the defaults win."
     project.chapter('01_honest')

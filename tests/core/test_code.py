@@ -63,6 +63,13 @@ def facts_file(package) -> Path:
     return file
 
 
+@pytest.mark.parametrize('text', ['', '[]', '3', '{"cis_nb.api": 3}', '{"cis_nb.api": [1, 2]}', '[' * 100_000])
+def test_damaged_facts_of_modules_are_none(tmp_path, monkeypatch, text):
+    (tmp_path / 'modules.json').write_text(text)
+    monkeypatch.setattr(code, '_kept_file', lambda: tmp_path / 'modules.json')
+    assert code._kept.__wrapped__() == {}
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize('damage', ['cut', 'removed', 'stale'])
 def test_kept_facts_of_modules_never_decide_a_key(package, damage):

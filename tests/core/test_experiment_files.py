@@ -203,3 +203,15 @@ def test_parameters_of_a_training_are_checked_once_for_each_state(tmp_path, monk
     monkeypatch.setattr(experiment_files, 'all_code', lambda: ['other'])
     experiments('quick', name='05_train.combiner')
     assert len(checks) == 2
+
+
+@pytest.mark.parametrize('damage', [b'', b'[' * 5000, b'\xff\xfe', b'{}', b'{"method": "combiner"}'])
+def test_damage_of_a_checked_training_names_the_file(damage, tmp_path, monkeypatch):
+    "As many bytes as before, so that the folder counts as finished."
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    experiments('quick', name='05_train.combiner')
+    (file,) = tmp_path.glob('parameters/*/checked.json')
+    file.write_bytes(damage.ljust(size := file.stat().st_size)[:size])
+    with pytest.raises(ValueError, match='delete the folder .*: it is made again') as e:
+        experiments('quick', name='05_train.combiner')
+    assert str(e.value).startswith(str(file))

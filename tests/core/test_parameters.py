@@ -13,6 +13,15 @@ def store(tmp_path, monkeypatch):
     return tmp_path / 'store'
 
 
+@pytest.mark.parametrize('given', [dict(seeds=[0, 0]), dict(methods=['image_only', 'image_only'])])
+def test_a_name_or_a_seed_twice_is_refused(given):
+    defaults = dict(seeds=[0, 1], methods=['image_only'], weights=[0.5])
+    with pytest.raises(ValueError, match='(seeds|methods) must hold each value once, like'):
+        checked(given, defaults)
+    free = dict(seeds=[1, 0], methods=['a', 'b'], weights=[1.0, 1.0])
+    assert checked(free, defaults) == free
+
+
 def test_checked_in_a_parameter_file():
     import yaml
 

@@ -15,13 +15,19 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 from process_trees import left_after, processes_of, wait_for
 from projects import ROOT
+from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
+from cis_nb.backbones.denoiser import Denoiser, DenoiserShape, write_denoiser
+from cis_nb.backbones.loading import export_clip, load_backbone
 from cis_nb.core import store as core
 from cis_nb.core.code import path_hash
 from cis_nb.core.store import _finished, fingerprint, manifest, stored
+from cis_nb.methods.combiner import Combiner, export_combiner
+from cis_nb.methods.pseudo_words import export_published, make_net
 
 posix = pytest.mark.skipif(os.name != 'posix', reason='kill -9 and file limits need a POSIX system')
 FILES = 6
@@ -444,17 +450,27 @@ EXPORTS = """
 import os
 from pathlib import Path
 from types import SimpleNamespace
+import pandas as pd
 from cis_nb.backbones.conditional_vit import CondViT, ViTShape, write_condvit
+from cis_nb.backbones.denoiser import Denoiser, DenoiserShape, write_denoiser
+from cis_nb.backbones.loading import export_clip, load_backbone
+from cis_nb.core.report import keep_table, this_run
 from cis_nb.methods.combiner import Combiner, export_combiner
 from cis_nb.methods.pseudo_words import export_published, make_net
 
 folder, phi, combiner = Path(os.environ['CIS_STORE']), make_net('phi', D=64, W=64, hidden=512), Combiner(64, 64, 512)
-phi, vit = SimpleNamespace(phi=phi), CondViT(ViTShape(64, 32, 64, 2, 32).build())
+phi, vit = SimpleNamespace(phi=phi, unit_input=False), CondViT(ViTShape(64, 32, 64, 2, 32).build())
+clip = load_backbone('tiny', 'none', device='cpu')
+denoiser = Denoiser(DenoiserShape(64, 2, 4, 4, 16, 64, 16))
 for name, write in {
     'phi.pt': lambda path: export_published(phi, path),
     'phi.safetensors': lambda path: export_published(phi, path),
     'combiner.pt': lambda path: export_combiner(combiner, path),
     'vit.safetensors': lambda path: write_condvit(vit, path),
+    'clip.pt': lambda path: export_clip(clip, path),
+    'clip.safetensors': lambda path: export_clip(clip, path),
+    'denoiser.safetensors': lambda path: write_denoiser(denoiser, path),
+    'kept.csv': lambda path: keep_table(pd.DataFrame(dict(n=range(50000))), this_run(), path),
 }.items():
     (folder / name).write_text('before')
     try:
@@ -465,13 +481,39 @@ for name, write in {
 """
 
 
+@pytest.mark.parametrize('export', ['phi', 'combiner', 'clip', 'condvit', 'denoiser'])
+def test_an_export_has_its_ending_and_its_folder(tmp_path, monkeypatch, export):
+    "Nothing is written before the name is known to be right, and nothing is left after it."
+    monkeypatch.chdir(tmp_path)
+    phi = SimpleNamespace(phi=make_net('phi', D=8, W=6, hidden=12), unit_input=False)
+    write = dict(
+        phi=lambda path: export_published(phi, path),
+        combiner=lambda path: export_combiner(Combiner(8, 8, 12), path),
+        clip=lambda path: export_clip(load_backbone('tiny', device='cpu'), path),
+        condvit=lambda path: write_condvit(CondViT(ViTShape(64, 32, 64, 1, 32).build()), path),
+        denoiser=lambda path: write_denoiser(Denoiser(DenoiserShape(8, 1, 2, 2, 4, 8, 2)), path),
+    )[export]
+    for name in ('p.npz', 'p', '', '.', 'p.safetensors.txt', str(tmp_path)):
+        with pytest.raises(ValueError, match='cannot be written: give a name that ends in .safetensors'):
+            write(name)
+    for name in ('missing/p.safetensors', tmp_path / 'missing' / 'p.safetensors'):
+        with pytest.raises(FileNotFoundError, match='cannot be written: there is no folder .*missing'):
+            write(name)
+    assert not list(tmp_path.iterdir())
+    Path('f.safetensors').mkdir()
+    with pytest.raises(ValueError, match='f.safetensors cannot be written: it is a folder'):
+        write('f.safetensors')
+    assert write('p.safetensors').is_file() and [*Path('f.safetensors').iterdir()] == []
+
+
 @pytest.mark.e2e
 @pytest.mark.skipif(not namespaces(), reason='needs the right to mount, as `unshare -rm` gives it')
 def test_full_disk_in_an_export(store):
     "The file of before stays, and nothing else is left."
     store.mkdir()
     said = alone(store, SMALL_DISK, EXPORTS).splitlines()
-    names = ('phi.pt', 'phi.safetensors', 'combiner.pt', 'vit.safetensors')
+    names = ('phi.pt', 'phi.safetensors', 'combiner.pt', 'vit.safetensors', 'clip.pt', 'clip.safetensors')
+    names += ('denoiser.safetensors', 'kept.csv')
     assert said == [line for name in names for line in (f'{name} StorageFault {errno.ENOSPC} True', 'before []')], said
 
 
@@ -646,6 +688,26 @@ def test_older_manifests_can_be_read(store):
     assert manifest(done)['params'] == dict(n=FILES) and not _finished(done)
 
 
+def test_finished_work_that_cannot_be_verified_is_told(store, monkeypatch):
+    "It stands in the list, and the folders after it are verified too."
+    lost, unreadable, same = (stored('runs', n, {}, lambda f: (f / n).write_text(n)) for n in 'abc')  # noqa: B023
+    (store / 'runs' / 'notes').mkdir()  # of the reader, as files are
+    (store / 'contents').mkdir()
+    (store / 'contents' / f'a-{"0" * 16}').write_text('x')
+    no_manifest(lost)
+
+    def path_hash_of_a_bad_disk(path):
+        if path.parent == unreadable:
+            raise OSError(errno.EIO, 'Input/output error', str(path))
+        return path_hash(path)
+
+    monkeypatch.setattr(core, 'path_hash', path_hash_of_a_bad_disk)
+    said = dict(core.verified_work())
+    assert list(said) == [lost, unreadable, same] and said[same] == ''
+    assert said[lost] == 'has no manifest.json: delete it, and it is made again'
+    assert 'Input/output error' in said[unreadable] and str(unreadable / 'b') in said[unreadable]
+
+
 def test_manifest_says_what_is_wrong(store):
     store.mkdir()
     done = ask(store, pause=0)
@@ -658,6 +720,19 @@ def test_manifest_says_what_is_wrong(store):
         damage(done)
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             manifest(done)
+
+
+def test_a_folder_that_is_missing_is_told_with_what_lies_beside_it(store):
+    for name in ('05_train.lincir', '05_train.c.1', '05_train.c.2', '05_train.cirr'):
+        (store / name).mkdir(parents=True)
+    for given, near in {'linci': 'lincir', 'lincri': 'lincir', 'c.': 'c.2 or {}c.1'}.items():
+        said = f'is no folder; runs are in {store}/run; did you mean {{}}{near}?'.format(*[store / '05_train.'] * 2)
+        with pytest.raises(FileNotFoundError) as e:
+            manifest(store / f'05_train.{given}')
+        assert str(e.value).endswith(said)
+    for missing in ('zzz', 'zzz/05_train.lincir'):
+        with pytest.raises(FileNotFoundError, match='runs are in .*/run$'):
+            manifest(store / missing)
 
 
 def test_more_files_do_no_harm(store):

@@ -154,6 +154,15 @@ def test_nothing_found_says_what_was_looked_for(tmp_path):
         CaptionedImages('no-such-folder-here')
 
 
+def test_one_unreadable_caption_file_beside_a_photo_is_skipped_and_counted(tmp_path):
+    texts = {'a.txt': b'a cat', 'b.txt': 'a dog'.encode('utf-16'), 'c.json': '{"caption": "x"}'.encode('utf-16')}
+    for name, data in texts.items():
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).with_suffix('.jpg').write_bytes(image())
+    found = read_photos(tmp_path)
+    assert found.skipped.counts()['caption file that is no UTF-8'] == 2
+
+
 def test_utf16_and_broken_gzip_name_the_file(tmp_path):
     with pytest.raises(ValueError, match=f'{tmp_path}/a/captions.csv: is UTF-16'):
         read_photos(folder(tmp_path / 'a', 1, 'captions.csv', 'image,caption\n000.jpg,x\n'.encode('utf-16')))

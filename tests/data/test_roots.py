@@ -3,9 +3,22 @@
 import os
 
 import pytest
+from PIL import Image
+from cis_nb.benchmarks.circo import read_circo
+from cis_nb.benchmarks.cirr import read_cirr
+from cis_nb.benchmarks.domain_conversion import read_folders, read_lists
+from cis_nb.benchmarks.fashioniq import read_fashioniq
+from cis_nb.benchmarks.genecis_construction import read_panoptic, read_vaw
+from cis_nb.benchmarks.grocery import read_grocery
+from cis_nb.benchmarks.lrvsf import read_lrvsf
+from cis_nb.benchmarks.mit_states import read_states
+from cis_nb.benchmarks.object_composition import read_instances
 from cis_nb.core.experiment_files import experiments, texts_in
 from cis_nb.core.store import fingerprint
+from cis_nb.data.image_folders import read_photos
+from cis_nb.data.image_sources import image_folder
 from cis_nb.data.roots import DATA_PARAMETERS, SOURCES, cirr_root, data_root, dataset_root, need_data, need_file
+from cis_nb.retrieval.protocol import rank_folder
 
 
 @pytest.fixture
@@ -35,6 +48,16 @@ def test_a_link_to_a_folder_whose_name_is_not_utf8_stands_for_it(places):
         assert data_root('cafe') == link and fingerprint(str(data_root('cafe')))
     assert cirr_root('cafe') == places / 'here' / 'cafe' / 'cirr'
     assert dataset_root('fashioniq', 'cafe') == places / 'here' / 'cafe'
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(places, monkeypatch):
+    def refuse(path, **kw):
+        raise PermissionError(13, 'Permission denied', str(path))
+
+    monkeypatch.setattr('pathlib.Path.is_dir', refuse)
+    for find in (lambda: data_root('closed'), lambda: cirr_root('closed')):
+        with pytest.raises(PermissionError, match='closed.* may not be looked into: allow this user to read it'):
+            find()
 
 
 def test_a_very_long_name_is_no_folder(places):
@@ -68,6 +91,36 @@ def test_a_missing_file_without_facts_has_a_short_error(places):
         need_file(places / 'a.json', 'VAW')
     assert str(e.value) == f'VAW: {places / "a.json"} is missing'
     assert need_file(places, 'VAW') == places
+
+
+READERS = {
+    'cirr': read_cirr,
+    'circo': read_circo,
+    'fashioniq': read_fashioniq,
+    'lists': read_lists,
+    'domains': read_folders,
+    'panoptic': read_panoptic,
+    'photos': read_photos,
+    'images': image_folder,
+    'lrvsf': read_lrvsf,
+    'mit_states': read_states,
+    'composition': read_instances,
+    'vaw': read_vaw,
+    'grocery': read_grocery,
+}
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_an_empty_path_is_not_the_current_folder(places, name):
+    Image.new('RGB', (8, 8)).save('a.png')
+    with pytest.raises(ValueError, match="root is empty: give a path, or '.' for the current folder"):
+        READERS[name]('')
+
+
+def test_an_empty_folder_to_rank_is_named(places):
+    Image.new('RGB', (8, 8)).save('a.png')
+    with pytest.raises(ValueError, match='folder is empty: give a path'):
+        rank_folder(None, '', 'a.png', 'is red')
 
 
 def test_cirr_is_taken_from_the_named_folder_before_the_data_folder(places):
@@ -104,7 +157,8 @@ def test_a_missing_folder_or_file_has_source_and_licence(places, name):
     where, licence, size = SOURCES[name]
     with pytest.raises(FileNotFoundError) as e:
         data_root(name, files=True)
-    assert f'Get it from {where}; licence: {licence}' in str(e.value) and size in str(e.value)
+    how_much = f'size: about {size}' if size else 'size: not stated'
+    assert f'Get it from {where}; licence: {licence}; {how_much}' in str(e.value)
 
 
 def test_all_missing_data_of_parameters_are_told_at_once(places):

@@ -172,7 +172,7 @@ def test_claims_that_cannot_fail_are_counted_apart(tmp_path):
     assert counts.to_numpy().sum() == len(cl.claims())
     assert counts.loc['lrvsf', cl.CERTAIN] == 2 and counts.loc['lrvsf', 'reproduced'] == 1
     n = (found == cl.CERTAIN).sum()
-    assert f'apart from these, {n} hold by construction or arithmetic' in cl.verdict_finding(verdicts)
+    assert f'Apart from these, {n} hold by construction or arithmetic' in cl.verdict_finding(verdicts)
     assert 'L02' in cl.certain_claims(verdicts).data and 'L02' not in cl.tested_claims(verdicts, []).data
 
 
@@ -326,6 +326,51 @@ def test_built_templates_make_the_sets_certain_and_released_ones_test_them(tmp_p
     (tmp_path / 'genecis').mkdir()
     (tmp_path / 'genecis/focus_object.json').write_text('[]')
     assert [said(n).verdict for n in (40, 200, 390)] == ['reproduced', 'undecided', 'not reproduced']
+
+
+# --- kept runs
+
+
+def kept_run(**evidence):
+    return dict(params={}, created='2026-01-02T03:04', machine=dict(gpu='', cpu='a processor'), evidence=evidence)
+
+
+def shown_text(tables) -> str:
+    return re.sub('<[^>]*>', '', ' '.join(t.data for t in tables))
+
+
+def test_a_kept_run_stands_beside_a_verdict_and_does_not_change_it(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path, evidence=dict(L05=[line(1)], L10=[line(1)]))
+    among_more = dict(line(-1), what='a − b among 100,000 distractors')
+    kept = {'full/larger': kept_run(L05=[among_more], L10=[line(1)], L14=[line(1)])}
+    (outcome,) = cl.kept_beside(verdicts, kept)['L05'].values()
+    assert outcome.verdict == 'undecided' and set(cl.kept_beside(verdicts, kept)) == {'L05'}  # L10: the same line
+    text = shown_text(cl.claims_by_paper(verdicts, {}, '', kept))
+    assert 'a − b: +2.0 [+1.0, +3.0]: holds' in text and 'full/larger: kept 2026-01-02, a processor.' in text
+    assert 'kept run full/larger, a − b among 100,000 distractors: +0.0 [−1.0, +1.0]: undecided' in text
+    assert verdicts.set_index('id').verdict['L05'] == 'reproduced' and 'L05' not in {
+        *cl.kept_verdicts(verdicts, kept).id
+    }
+
+
+def test_more_lines_of_a_kept_run_are_folded_behind_its_verdict(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path, evidence=dict(L05=[line(1)]))
+    kept = {'full/larger': kept_run(L05=[line(1), dict(line(-9), what='c'), dict(line(1), what='d')])}
+    text = shown_text(cl.claims_by_paper(verdicts, {}, '', kept))
+    assert '1 of 1 comparisons hold; kept run full/larger: not reproduced' in text
+    assert 'kept run full/larger, a − b' not in text  # it is a line of the run
+
+
+def test_a_kept_run_with_own_comparisons_alone_is_the_reason_for_no_verdict(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path)
+    recipe = untested('the published recipe; here another mix')
+    kept = {'full/a': kept_run(C18=[line(1, OWN_COMPARISON), recipe], C17=[line(1)])}
+    reasons = cl.claims_tested_elsewhere(verdicts, kept).set_index('id')['why not']
+    assert reasons['C17'].endswith('; judged by a kept run, below') and 'kept' not in reasons['C05']
+    own = 'this book’s own comparison, a − b: +2.0 [+1.0, +3.0] points'
+    said = f'the kept run gives no verdict; {own}; not tested: the published recipe; here another mix'
+    assert reasons['C18'].endswith(f'; {said}')
+    assert [*cl.kept_verdicts(verdicts, kept).id] == ['C17']
 
 
 @pytest.mark.parametrize('profile', ['quick', 'full'])

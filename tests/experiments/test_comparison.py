@@ -209,6 +209,18 @@ def test_seeds_that_differ_widen_the_interval():
     assert width > 1.5 * (alike['high'] - alike['low']) and width > 2 * 1.96 * apart['query_sd']
 
 
+def test_no_interval_leaves_what_is_possible():
+    right = [(a, s, [1] * n + [2] * (60 - n)) for a, s, n in [('m', 0, 60), ('m', 1, 57), ('m', 2, 60), ('r', -1, 1)]]
+    lines = [pd.DataFrame(dict(method=m, seed=s, query_id=range(60), rank=r)) for m, s, r in right]
+    t = pd.concat(lines).assign(task='a', draw=0)
+    t = t.assign(reference=t.query_id, over=100.0 * (t['rank'] == 1) - 98)
+    free, within = (cp.contrast(t, dict(m=1), of='over', limits=limits) for limits in (None, (-98, 2)))
+    assert free['high'] > 2 == within['high'] and free['low'] == within['low']
+    assert cp.contrast(t, dict(m=1))['high'] == 100
+    assert cp.contrast(t, dict(m=-1))['low'] == -100
+    assert cp.contrast(t, dict(m=0.5, r=-0.5), limits=(0, 90))['high'] <= 45
+
+
 def test_one_seed_reduces_to_the_bootstrap_over_families():
     t = seeded([5]).assign(reference=lambda t: t.query_id // 5)
     c = cp.compare(t, 'combiner', 'image_text')
@@ -299,6 +311,18 @@ def test_two_pages_that_compare_the_same_runs_agree():
     wrong = dict(alone[0], key=pages['one']['comparisons'][0]['key'])
     (said,) = cp.contradictions(pages | dict(wrong=dict(comparisons=[wrong])))
     assert 'wrong' in said and 'two' in said
+
+
+def test_evidence_has_the_correction_of_the_page_that_shows_it():
+    about = dict(key='k', p=0.03, seed_intervals=[])
+    line = dict(about, diff=2.0, low=0.1, high=3.9, what='A − B')
+    beside = [dict(about, key=f'n{i}', diff=2.0, low=0.1, high=3.9) for i in range(2)]
+    turned = dict(about, key='-k', diff=-2.0, low=-3.9, high=-0.1)
+    page = dict(comparisons=[*cp.corrected(dict(enumerate([turned, *beside]))).values()])
+    (found,) = cp.as_shown([line], cp.shown_corrections([page, {}]))
+    assert cp.verdict_in_words(found) == 'undecided by Holm' and found['family'] == 3 and found['what'] == 'A − B'
+    others = [dict(line, high=5.0), dict(line, key='m'), dict(what='untested', role='untested')]  # shown nowhere
+    assert cp.as_shown(others, cp.shown_corrections([page])) == others
 
 
 def test_a_comparison_with_its_sides_exchanged_is_the_same():

@@ -19,6 +19,7 @@ from cis_nb.experiments import matrix
 from cis_nb.experiments.entries import Entry, known_as
 from cis_nb.methods import baselines as bl
 from cis_nb.methods.late_fusion import BASELINES
+from cis_nb.world.composed import STATE_ADJECTIVES
 
 
 pytestmark = pytest.mark.usefixtures('store')
@@ -232,6 +233,19 @@ def test_every_trained_method_has_bars_beside_all_late_fusions():
     bars = [b for b in ax.patches if b.get_height() == 50]
     assert [b.get_facecolor() for b in bars] == [to_rgba(color(m)) for m in methods[1:]]
     assert all(a.get_x() + a.get_width() < b.get_x() for a, b in zip(bars, bars[1:]))
+    assert ax.get_ylim() == (0, 100) and ax.get_legend() is None and ax.figure.legends
+
+
+def test_the_worlds_mit_states_has_as_many_adjectives_as_its_page_says():
+    assert len(STATE_ADJECTIVES) == 16
+
+
+def test_a_kind_of_edit_is_shown_in_words():
+    lines = [('shows', 'image_text', 50.0, 40.0, 60.0, 12), ('like', 'image_text', 30.0, 20.0, 40.0, 11)]
+    edits = pd.DataFrame(lines, columns=[*'kind method value low high n'.split()])
+    words = ['description of the target', 'attribute of another object']
+    assert [*cm.edit_table(edits, dict(image_text='Sum'))['edit or description']] == words
+    assert [t.get_text() for t in cm.edit_bars(edits, dict(image_text='Sum')).axes[0].get_xticklabels()] == words
 
 
 def test_the_finding_has_the_score_of_the_rival_that_is_judged(monkeypatch):

@@ -1,6 +1,7 @@
 "Experiments on CompoDiff: labels and masks, queries, searches, scenes of CIRR, grids of weights, printed tables."
 
 import json
+import os
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -52,6 +53,7 @@ from cis_nb.experiments.diffusion import (
     searches_table,
     shows,
     spread_over_draws,
+    strongest_pairs,
     trade_differences,
     zero_shot_entries,
 )
@@ -108,6 +110,38 @@ def test_masks_are_of_the_centred_square_and_join_segments(tmp_path):
     assert two[:, :16].all() and not two[:, 16:].any()
     with pytest.raises(KeyError):
         images.mask(images.ids[2], 'cat')
+
+
+def eps(path):
+    "A file that Pillow would hand to Ghostscript."
+    path.write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 20\nshowpage\n')
+
+
+BAD_MASKS = {
+    'a pipe': (lambda p: os.mkfifo(p), 'no readable mask .*a pipe'),
+    'EPS': (eps, 'no readable mask'),
+    'cut': (lambda p: p.write_bytes(b'\x89PNG\r\n\x1a\n'), 'no readable mask'),
+    'another size': (
+        lambda p: Image.new('RGB', (20, 40)).save(p),
+        'has 20 x 40 pixels, its image 40 x 20; get both again',
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', BAD_MASKS)
+def test_a_mask_that_cannot_be_used_is_named(tmp_path, kind):
+    images, (put, why) = labelled_images(write_labels(tmp_path, SCENES)), BAD_MASKS[kind]
+    (path := images.masks / f'{images.ids[0]}.png').unlink()
+    put(path)
+    with pytest.raises(ValueError, match=f'{path.name} .*{why}'):
+        images.mask(images.ids[0], 'cat')
+
+
+def test_a_missing_mask_is_told_with_its_source(tmp_path):
+    images = labelled_images(write_labels(tmp_path, SCENES))
+    (images.masks / f'{images.ids[0]}.png').unlink()
+    with pytest.raises(FileNotFoundError, match='COCO 2017 panoptic: .*png is missing; Get it from .*cocodataset'):
+        images.mask(images.ids[0], 'cat')
 
 
 def test_images_without_a_file_are_left_out_and_none_is_an_error(tmp_path):
@@ -456,12 +490,16 @@ def test_a_page_says_one_verdict_of_a_search():
 
 
 def test_the_strongest_baseline_is_named_and_counted():
-    run = SimpleNamespace(benchmarks=dict(cirr=None, circo=None), titles=dict(image_text='A', image_text_tuned='B'))
+    with_reference, captions = (
+        SimpleNamespace(tasks=dict(t=SimpleNamespace(queries=pd.DataFrame(dict(reference=[r]))))) for r in ('a', None)
+    )
+    benchmarks = dict(cirr=with_reference, circo=with_reference, captions=captions)
+    run = SimpleNamespace(benchmarks=benchmarks, titles=dict(image_text='A', image_text_tuned='B'))
     about = dict(low=1.0, high=3.0, diff=2.0, by_seed=[], p=0.001, p_corrected=0.001, key='k')
     worse = about | dict(low=-3.0, high=-1.0, diff=-2.0)
     found = {(b, r): about for b in run.benchmarks for r in run.titles} | {('circo', 'image_text_tuned'): worse}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diffusion, 'strongest_on', lambda run, name: 'image_text_tuned')
         said = against_baselines(run, found)
-    assert said.startswith('against the baseline that validation chose for each benchmark (corrected within it) ')
-    assert said.endswith(' better on 1 of 2, worse on 1')
+        assert strongest_pairs(run, found) == [('cirr', 'image_text_tuned'), ('circo', 'image_text_tuned')]
+    assert said == 'Against the baseline that validation chose: better on 1 of 2 benchmarks, worse on 1'

@@ -24,15 +24,9 @@ from cis_nb.methods import compodiff
 from cis_nb.methods.compodiff import CompoDiffMethod
 from cis_nb.methods.diffusion import DIFFUSION_STEPS, SamplerSettings, cosine_alphas, sample_embeddings
 from cis_nb.train import settings
+from cis_nb.training.loop import adamw
 
 SMALL = DenoiserShape(D=16, depth=2, heads=4, cross_heads=2, head_dim=8, text_width=12, mask_side=4)
-WITHOUT_FIELD = {  # printed settings that no parameter has
-    'diffusion_steps': '1000',
-    'noise_schedule': 'cosine',
-    'sampling_variance_method': 'DDIM',
-    'optimizer': 'AdamW',
-    'text_encoder': 'CLIP-L/14',
-}
 IN_WORDS = {'input_tokens', 'conditions', 'training_dataset'}
 
 
@@ -64,10 +58,22 @@ def test_the_parameter_files_are_the_printed_settings():
     t = A.compared_settings()
     assert t.equal.all(), t[~t.equal]
     printed = read_printed('compodiff_hyperparameters', dtype=str)
-    assert set(printed.metric) == {*A.SETTING_FIELDS, *WITHOUT_FIELD, *IN_WORDS}
-    for name, value in WITHOUT_FIELD.items():
-        assert set(printed.value[printed.metric == name]) == {value}
-    assert DIFFUSION_STEPS == 1000 and len(cosine_alphas()) == 1000
+    assert set(printed.metric) == {*A.SETTING_FIELDS, *A.CODE_SETTINGS, *IN_WORDS}
+    assert len(A.settings_table()) == len(A.SETTING_FIELDS) + len(A.CODE_SETTINGS) == 16
+
+
+def test_the_settings_without_a_parameter_are_those_of_the_code():
+    assert A.CODE_SETTINGS == dict(
+        diffusion_steps=('DIFFUSION_STEPS', 1000),
+        noise_schedule=('cosine_alphas', 'cosine'),
+        sampling_variance_method=('ddim_coefficients', 'DDIM'),
+        optimizer=('adamw', 'AdamW'),
+    )
+    half_angle = np.pi / 2 / 1.008
+    first = (np.cos((1 / DIFFUSION_STEPS + 0.008) * half_angle) / np.cos(0.008 * half_angle)) ** 2
+    assert len(cosine_alphas()) == DIFFUSION_STEPS and float(cosine_alphas()[0]) == pytest.approx(first)
+    assert SamplerSettings().noise_share == 0  # DDIM adds none
+    assert type(adamw({'net': torch.nn.Linear(2, 2)}, 0.06)).__name__ == 'AdamW'
 
 
 @pytest.mark.parametrize('stage', A.STAGES)
@@ -79,13 +85,20 @@ def test_the_published_files_configure_a_training_of_their_stage(stage):
     assert stage != 'stage2' or c.task_mix == [0.3, 0.3, 0.4]
 
 
-@pytest.mark.parametrize('field, value', [('lr', 2e-4), ('steps', 7), ('backbone', 'vit_h'), ('heads', 8)])
+@pytest.mark.parametrize('field, value', [('lr', 2e-4), ('steps', 7), ('text_encoder', 'vit_h'), ('heads', 8)])
 def test_a_parameter_that_differs_from_the_paper_is_named(field, value, monkeypatch):
     true = A.published_parameters
     monkeypatch.setattr(A, 'published_parameters', lambda s: true(s) | ({field: value} if s == 'stage2' else {}))
     wrong = A.compared_settings().query('not equal')
     assert list(wrong.stage) == ['stage 2'] and wrong.field.iloc[0] == field and wrong.here.iloc[0] == value
     assert A.settings_table()['stage 2'].str.endswith(f'(here {value})').sum() == 1
+
+
+def test_texts_are_read_by_the_encoder_of_the_images_unless_one_is_named(monkeypatch):
+    true = A.published_parameters
+    monkeypatch.setattr(A, 'published_parameters', lambda s: true(s) | dict(backbone='vit_h'))
+    wrong = A.compared_settings().query('not equal')
+    assert {*wrong.field} == {'backbone', 'text_encoder'} and {*wrong.here} == {'vit_h'}
 
 
 def test_the_slope_is_that_of_a_line_through_the_logarithms():
@@ -148,7 +161,7 @@ def test_the_limit_on_five_steps_is_the_share_that_the_paper_loses():
     run = ranked({A.step_name(n): r for n, r in ((5, HALF), (10, GOOD), (100, HALF))})
     to_ten, to_hundred = A.near_evidence(run, [5, 10, 100], 0.1)
     assert (to_ten['diff'], to_hundred['diff']) == pytest.approx((50 - 90, 50 - 45))
-    assert to_ten['what'] == 'CIRR R@1, 5 steps − 90.0 % of 10 steps'
+    assert to_ten['what'] == 'CIRR R@1 (paper: mean of R@1 and Rs@1), 5 steps − 90.0 % of 10 steps'
 
 
 def test_a_fine_tuned_training_tests_its_clause_of_the_claims_on_steps(monkeypatch):
@@ -252,3 +265,24 @@ def test_two_pages_choose_the_sampler_in_the_same_way(profile, variant):
     for n in steps['steps']:
         there = [[w_image, w_text] for k, w_image, w_text in rivals['samplers'] if k == n]
         assert len(there) < 2 or sorted(there) == sorted(steps['weights']), n
+
+
+@pytest.mark.parametrize(
+    'given, why',
+    [
+        (dict(chosen_on=dict(crir=20)), "chosen_on: unknown parameter 'crir'; did you mean 'cirr'"),
+        (dict(chosen_on=dict(cirr=1.5)), 'chosen_on: cirr must be int'),
+        (dict(chosen_on={}, most=dict(cirr='many')), 'most: cirr must be int'),
+        (dict(chosen_on={}, most=dict(crir=5)), "most: unknown parameter 'crir'; did you mean 'cirr'"),
+    ],
+)
+def test_numbers_of_queries_are_checked_first(given, why):
+    with pytest.raises((ValueError, TypeError), match=why):
+        diffusion.run_benchmarks(dict(benchmarks=['cirr=50'], most={}) | given)
+
+
+def test_the_sizes_of_a_denoiser_are_checked():
+    assert A.chosen_denoiser({}) == DenoiserShape() and A.chosen_denoiser(dict(D=64)).D == 64
+    for given, why in (({'D': 'x'}, 'denoiser: D must be int'), ({'depths': 2}, "unknown parameter 'depths'; did you")):
+        with pytest.raises((ValueError, TypeError), match=why):
+            A.chosen_denoiser(given)

@@ -54,6 +54,7 @@ from cis_nb.experiments.referred_search import (
 from cis_nb.methods.late_fusion import weighted_sum
 from cis_nb.methods import condvit as condvit_module
 from cis_nb.methods.condvit import CondViTMethod
+from cis_nb.methods.detector_crop import crop_method
 from cis_nb.train import settings
 from cis_nb.world.lrvsf import LRVSF_SIDE, split_products, visible_boxes_of, worn_address
 
@@ -229,7 +230,7 @@ def test_evidence_says_by_how_much_condvit_leads():
     (found,) = referred_evidence(lines(dict(zip(NAMES, (good, bad)))), 5)['L05']
     assert (found['diff'], found['low'], found['high']) == (100, 100, 100)
     assert found['what'].endswith(
-        ', 100.0 against 0.0 % among 5 distractors (paper: 59.0 to 93.3 against 55.1 to 90.9 % among two million)'
+        ', 100.0 against 0.0 % among 5 distractors (paper: 59.0 to 68.4 against 55.1 to 62.4 % among two million)'
     )
     assert 'role' not in found  # an order is asked for, at any recall
     (found,) = referred_evidence(lines(dict(zip(NAMES, (bad, good)))), 5)['L05']
@@ -284,14 +285,29 @@ def test_late_fusion_is_compared_by_caption():
     assert set(referred_evidence(both_tasks(by_category), 5)) == set()
 
 
+def cropped_by(detector, accuracy: dict) -> ReferredRun:
+    "`both_tasks` of CondViT and of a crop at the box of a detector, or of a stand-in with its name."
+    run = both_tasks({('category', m): 0.5 for m in ('condvit_category', CROP)}, accuracy)
+    found = SimpleNamespace(name=detector) if isinstance(detector, str) else detector
+    return replace(run, entries=[SimpleNamespace(name=CROP, method=SimpleNamespace(detector=found))])
+
+
 def test_category_accuracy_alone_is_half_of_a_claim():
     cat, crop = ('category', 'condvit_category'), ('category', CROP)
     half = judge_evidence(accuracy_lines(both_tasks({cat: 0.5}), 5))
     assert half.verdict == 'undecided' and 'not tested: above the detection pipeline' in half.effect
-    whole = judge_evidence(accuracy_lines(both_tasks({cat: 0.5, crop: 0.5}, {crop: 0.8}), 5))
+    whole = judge_evidence(accuracy_lines(cropped_by('owlv2', {crop: 0.8}), 5))
     assert (whole.verdict, len(whole.comparisons)) == ('reproduced', 2)
-    below = judge_evidence(accuracy_lines(both_tasks({cat: 0.5, crop: 0.5}, {cat: 0.8}), 5))
+    below = judge_evidence(accuracy_lines(cropped_by('owlv2', {cat: 0.8}), 5))
     assert below.verdict == 'not reproduced'
+
+
+def test_windows_of_the_backbone_are_no_detection_pipeline(model):
+    windows = crop_method('detector_crop', None, 'windows', model, 'cpu').detector
+    run = cropped_by(windows, {('category', CROP): 0.8})
+    accuracy, crop, missing = accuracy_lines(run, 5)
+    assert crop['role'] == OWN_COMPARISON and ' 100.0 − ' in crop['what'] and crop['what'].endswith('tiny_xs-windows')
+    assert missing['role'] == UNTESTED and judge_evidence([accuracy, crop, missing]).verdict == 'undecided'
 
 
 def test_accuracy_of_unknown_categories_is_no_evidence():
@@ -395,7 +411,7 @@ def filter_run(solved: int):
 def test_the_filter_is_asked_for_two_to_four_points():
     above, below = filter_gain(filter_run(12), 5)
     assert (above['diff'], below['diff'], above['asked'], above['measured']['diff']) == (3, -1, '2 to 4', 5)
-    assert 'role' not in above and 'R@1 60.0 to 65.0 %, 1.1 times' in above['measured']['what']
+    assert 'role' not in above and '65.0 − 60.0 %, 1.1 times' in above['measured']['what']
 
 
 def test_the_points_of_the_filter_are_not_asked_for_at_a_low_recall():
@@ -405,8 +421,8 @@ def test_the_points_of_the_filter_are_not_asked_for_at_a_low_recall():
         roles = {c.get('role', '') for c in filter_gain(filter_run(solved), 5)}
         assert roles == ({TOO_LOW} if 5 * solved < least else {''})
     low, zero = (filter_gain(filter_run(n), 5)[0] for n in (2, 0))
-    assert 'R@1 10.0 to 15.0 %, 1.5 times (paper: 1.03 to 1.07 times)' in low['measured']['what']
-    asked = '2 to 4; at an R@1 below 26 % without the filter the claim is not judged'
+    assert '15.0 − 10.0 %, 1.5 times (paper: 1.03 to 1.07 times)' in low['measured']['what']
+    asked = '2 to 4, where R@1 without the filter is at least 26 %, half of the lowest in the paper'
     assert low['asked'].startswith(asked) and ', from zero (' in zero['measured']['what']
     assert judge_evidence([low]).verdict == TOO_LOW
 
@@ -449,3 +465,9 @@ def test_the_interval_of_a_slope_redraws_families():
     alone, together = (slope_interval(x, [[hit]], f) for f in (np.arange(300), np.arange(300) // 25))
     assert alone['diff'] == together['diff'] == pytest.approx(100 * np.polyfit(x, hit, 1)[0] / 50)
     assert together['high'] - together['low'] > 2 * (alone['high'] - alone['low'])
+
+
+@pytest.mark.parametrize('given', [3, [], ['$ , {condition}', 3], None])
+def test_what_is_no_prompt_is_refused(given):
+    with pytest.raises(ValueError, match="prompts: 'lincir' has .*; give a prompt, or a list of prompts"):
+        entries_with_prompts({'lincir': given}, [0])

@@ -112,6 +112,6 @@ def test_the_best_size_has_the_verdict_of_the_table():
         for f in combiner_variants.FILTER_LABELS
     }
     said = combiner_variants.best_size([10, 40], over)
-    assert said.startswith('the best of 4 trainings on these queries, 40 triplets') and 'is undecided by Holm' in said
+    assert said.startswith('The best of 4 trainings on these queries, 40 triplets') and 'is undecided by Holm' in said
     sure = {key: c | dict(p_corrected=0.02) for key, c in over.items()}  # and not corrected once more
     assert 'is better than' in combiner_variants.best_size([10, 40], sure)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cis_nb.core.experiment_files import experiments
+from cis_nb.experiments.gpu import RECORDED, RECORDED_ON_CPU, read_rates
 from cis_nb.experiments.throughput import (
     Measurement,
     captions_and_parser,
@@ -51,6 +52,12 @@ def test_the_profile_bench_has_the_goals_own_size():
     distractors = p['ranking_images'] - p['ranking_queries']
     assert (p['ranking_queries'], distractors, p['ranking_dim']) == (2000, 2_000_014, 512)
     assert p['ranking_steps'] == [0, 10_000, 100_000, 500_000, 1_000_000] and p['condvit_backbone'] == 'vit_b16'
+
+
+@pytest.mark.parametrize('file', [RECORDED, RECORDED_ON_CPU])
+def test_no_kept_share_of_a_limit_is_above_it(file):
+    shares = [m.value for m in read_rates(file)[0] if m.unit == '%']
+    assert shares and all(0 < share <= 100 for share in shares)
 
 
 @pytest.mark.gpu

@@ -167,7 +167,8 @@ def test_cirr(tmp_path):
                 return (found.entries, found.files, found.targets), {}
 
             files = ['cap.rc2', 'split.rc2', 'targets.test1']
-            assert attack('CIRR', path, read, JSON, file != 'targets', files, unread(split)) == []
+            free = unread(split) + r'|targets\.test1\.json, gone'  # without the file the targets are secret
+            assert attack('CIRR', path, read, JSON, names=files, valid_too=free) == []
 
 
 def pair_changes(data: bytes):
@@ -225,6 +226,9 @@ def circo_root(root):
         semantic_aspects=['addition'],
     )
     write(root / 'circo/annotations/val.json', [entry, dict(entry, id=1)])
+    secret = ('target_img_id', 'gt_img_ids', 'semantic_aspects')
+    write(root / 'circo/annotations/test.json', [{k: v for k, v in entry.items() if k not in secret}])
+    write(root / 'circo/annotations/targets.test.json', {'0': [11, 12]})
     images = [dict(id=i, file_name=f'{i:012d}.jpg') for i in range(10, 70)]
     write(root / 'circo/annotations/image_info_unlabeled2017.json', dict(images=images))
     return root
@@ -239,7 +243,16 @@ def test_circo(tmp_path):
 
     other = rf'id: {NUMBER}|(relative_caption|shared_concept): {TEXT}|semantic_aspects: empty list|file_name: text zzz'
     for name in ('val', 'image_info_unlabeled2017'):
-        assert attack('CIRCO', root / f'circo/annotations/{name}.json', read, JSON, valid_too=other) == []
+        file = root / f'circo/annotations/{name}.json'
+        assert attack('CIRCO', file, read, JSON, names=['image_info_unlabeled2017'], valid_too=other) == []
+    read = lambda: ((found := read_circo(root, 'test')).targets, circo_image_names(found))  # noqa: E731
+    for ids in ([11, 11], [10, 11], [-3], [99999]):
+        path = write(root / 'circo/annotations/targets.test.json', {'0': ids})
+        with pytest.raises(ValueError, match=r'targets\.test\.json, query 0: |image 99999 of test query 0 is not in'):
+            read()
+    write(path, {'0': [11, 12]})
+    free = r'targets\.test\.json, gone'  # without the file the targets are secret
+    assert attack('CIRCO', path, lambda: (read(), {}), JSON, names=['image_info_unlabeled2017'], valid_too=free) == []
     path = write(tmp_path / 'lists.json', {str(q): list(range(11, 61)) for q in range(2)})
     c, another = read_circo(root, 'val'), r'\.0: (zero|largest)'  # image
     read = lambda: (check_circo_submission(path, c), {})  # noqa: E731
@@ -258,6 +271,12 @@ def test_fashioniq(tmp_path):
 
     for path in folder.glob('*/*.json'):
         assert attack('FashionIQ', path, read, JSON, valid_too=rf'captions\.0: {TEXT}') == []
+    write(folder / 'captions/cap.dress.test.json', [dict(candidate='B0', captions=['is red', 'is long'])])
+    write(folder / 'image_splits/split.dress.test.json', ['B0', 'B1', 'B2'])
+    path = write(folder / 'captions/targets.dress.test.json', ['B1'])
+    read = lambda: (read_fashioniq(tmp_path, 'dress', 'test').targets, {})  # noqa: E731
+    # without the file the targets are secret
+    assert attack('FashionIQ', path, read, JSON, valid_too=r'targets\.dress\.test\.json, gone') == []
 
 
 def test_coco_captions(tmp_path):

@@ -353,7 +353,7 @@ def published_changes(data: bytes):
 def test_published_weights(tmp_path):
     path = tmp_path / 'phi.pt'
     phi = make_net('phi', D=8, W=6, hidden=12)
-    export_published(SimpleNamespace(phi=phi), path)
+    export_published(SimpleNamespace(phi=phi, unit_input=False), path)
 
     def read():
         return {k: v for k, v in read_published_net(path, 'phi', 8, 6).state_dict().items()}, {}

@@ -88,7 +88,7 @@ def exported(write, path) -> dict:
 
 @pytest.mark.parametrize('net, entry', [('phi', 'Phi'), ('mapper', 'state_dict_img2text')])
 def test_mapping_networks(tmp_path, net, entry):
-    phi = SimpleNamespace(phi=make_net(net, D=8, W=6, hidden=12))
+    phi = SimpleNamespace(phi=make_net(net, D=8, W=6, hidden=12), unit_input=False)
     tensors = exported(lambda path: export_published(phi, path), tmp_path / 'phi.safetensors')
     attack_pt(tmp_path / 'net.pt', entry, tensors, lambda path: read_published_net(path, net, 8, 6))
 

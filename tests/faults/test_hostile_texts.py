@@ -93,8 +93,7 @@ def test_ratings(tmp_path):
     path = tmp_path / 'ratings.txt'
     head = 'Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos\n'
     path.write_text(head + ''.join(f'w{i}\t0\t{1 + i % 4}.5\t0\t0\t0\t0\t0\t0\n' for i in range(9)))
-    changes = [text_changes, rating_changes]  # a word of another spelling, as the published file has some
-    assert attack('ratings', path, lambda: (read_ratings(path), {}), changes, valid_too='latin-1') == []
+    assert attack('ratings', path, lambda: (read_ratings(path), {}), [text_changes, rating_changes]) == []
 
 
 VOCABULARIES = {  # name -> content

@@ -478,6 +478,12 @@ def test_the_published_combiner_is_read_and_exported(tmp_path):
         C.published_combiner(tmp_path / 'again.safetensors', load_backbone('tiny', device='cpu'))
 
 
+def test_a_combiner_that_normalises_its_inputs_is_not_exported(tmp_path):
+    with pytest.raises(ValueError, match='normalise_inputs: .* train with normalise_inputs: false'):
+        C.export_combiner(C.Combiner(8, 8, 12, normalise_inputs=True), tmp_path / 'combiner.pt')
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize('inside', ['', 'Combiner'])
 def test_a_cut_combiner_names_what_is_missing(tmp_path, inside):
     t = tensors(COMBINER)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from cis_nb.methods import searle as S
 from cis_nb import api
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.methods.pseudo_words import padding_of
 from cis_nb.core.code import import_closure
 from cis_nb.methods.pic2word import Pic2Word
 from cis_nb.methods.combiner import Combiner, CombinerMethod
@@ -203,6 +204,21 @@ def test_what_is_exported_is_read_again(tmp_path, method, ending):
     again = published_pseudo_word(export_published(m, tmp_path / f'again.{ending}'), method, tiny)
     x = torch.randn(2, D)
     assert torch.equal(m.encode_query(x, ['is red', '']), again.encode_query(x, ['is red', '']))
+
+
+def test_a_network_that_reads_unit_vectors_is_not_exported(tmp_path):
+    phi = Phi(tiny.D, tiny.W, 4, norm=False).eval()
+    m = PseudoWord(name='lincir', title='LinCIR', backbone=tiny, phi=phi, unit_input=True)
+    with pytest.raises(ValueError, match='unit_input: .* train with unit_input: false'):
+        export_published(m, tmp_path / 'phi.pt')
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('given, ratio', [({}, 1.25), (dict(target_pad=0), 0), (dict(target_pad=1.5), 1.5)])
+def test_images_are_padded_as_published_or_as_asked(tmp_path, given, ratio):
+    m = PseudoWord(name='searle', title='SEARLE', backbone=tiny, phi=Phi(tiny.D, tiny.W, 4, norm=False).eval())
+    again = published_pseudo_word(export_published(m, tmp_path / 'phi.pt'), 'searle', tiny, **given)
+    assert padding_of(again.backbone) == ratio
 
 
 @pytest.mark.parametrize('name, value', [('prompt', 3), ('prompt', 'no place'), ('unit_input', 'no'), ('title', None)])

@@ -1,5 +1,6 @@
 "Task-specific solutions: wrong vocabularies, ties, windows at the border, a detector from a folder, a small world."
 
+import json
 import os
 import sys
 from dataclasses import replace
@@ -212,6 +213,21 @@ def test_a_thing_in_a_corner_is_found_and_what_is_not_there_is_not(tiny, small):
     seen = conf[:, [d.names.index(c) for c in things]].view(4, 2, 4)
     assert (seen.argmax(2) == torch.arange(4)[:, None]).all()  # each is what it is rather than another of the four
     assert (conf[:, d.names.index('sand')] > 0.2).all() and (conf[:, d.names.index('tile wall')] < 0.2).all()
+
+
+@pytest.mark.parametrize(
+    'names, why',
+    [
+        ([], 'categories is .*at least 1 item'),
+        (['sand', 'sand-merged'], "categories: 1 and 2 are one condition, 'sand'"),
+    ],
+)
+def test_a_vocabulary_of_no_name_or_of_one_name_twice_is_refused(tmp_path, names, why):
+    (path := tmp_path / 'annotations/panoptic_val2017.json').parent.mkdir()
+    listed = [dict(id=i, name=n, isthing=i % 2) for i, n in enumerate(names, 1)]
+    path.write_text(json.dumps(dict(images=[], annotations=[], categories=listed)))
+    with pytest.raises(ValueError, match=f'{path.name}.*{why}'):
+        sp.vocabulary(tmp_path)
 
 
 def test_pictures_of_any_shape_and_mode_are_looked_at(tiny):

@@ -18,6 +18,18 @@ def line(word='boat', value='4.9'):
     return f'{word}\t0\t{value}\t0.3\t0\t30\t1.0\t0\tNoun'
 
 
+def test_a_file_without_ratings_or_of_another_encoding_is_refused(tmp_path):
+    whole = rated(tmp_path / 'r.txt', line('tent'), line('café')).read_bytes()
+    head, *lines = whole.splitlines()
+    cases = {head: 'no word has a rating', whole.decode().encode('latin-1'): 'is not UTF-8'}
+    for data, says in cases.items():
+        (tmp_path / 'bad.txt').write_bytes(data)
+        with pytest.raises(ValueError, match=f'bad.txt.*{says}'):
+            C.read_ratings(tmp_path / 'bad.txt')
+    (tmp_path / 'mac.txt').write_bytes(b'\r'.join([head, *lines]))  # lines that end as on an old Mac
+    assert C.read_ratings(tmp_path / 'mac.txt') == C.read_ratings(tmp_path / 'r.txt') != {}
+
+
 @pytest.mark.parametrize(
     'bad, says',
     [
@@ -37,7 +49,7 @@ def test_a_damaged_line_is_named(tmp_path, bad, says):
 
 
 def test_other_files_are_not_taken_for_ratings(tmp_path):
-    for data in (b'', b'word,rating\nboat,5\n', bytes(range(256)) * 20):
+    for data in (b'', b'word,rating\nboat,5\n'):
         (tmp_path / 'r.txt').write_bytes(data)
         with pytest.raises(ValueError, match='line 1: expected the columns Word, Bigram, Conc.M'):
             C.read_ratings(tmp_path / 'r.txt')

@@ -108,6 +108,25 @@ def test_a_long_caption_is_cut_before_it_is_masked(store):
     )
 
 
+@pytest.mark.parametrize(
+    'text',
+    [
+        'A$AP Rocky on stage',
+        'pay $5 or 5$',
+        '<PERSON> and <PER$ON>',
+        ' $$$ ',
+        'US$',
+        'a $ b',
+        '[$] c[$]t',
+        '$ <PERSON>$',
+    ],
+)
+def test_captions_are_normalised_in_the_published_steps(text):
+    "`<PERSON>`, lower case, no `$`, no blanks at the ends; several blanks become one besides."
+    published = text.replace('<PERSON>', 'person').lower().replace('$', '').strip()
+    assert normalize_caption(text) == ' '.join(published.split())
+
+
 def test_a_stand_alone_exclamation_mark_has_its_own_id():
     "CLIP's vocabulary has id 0 for a `!` inside a word, the padding of the published training, and 256 for a word `!`."
     assert token_marks(spacy.blank('en')('a red cat !'))['id'].tolist()[-1] == 256

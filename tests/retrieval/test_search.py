@@ -152,6 +152,11 @@ def test_an_index_of_another_kind_than_its_note_is_refused(kind):
         (np.ones(3), 'abc', 'flat', r'shape \(3,\)'),
         (np.ones((3, 4)), 'abc', 'tree', "'tree' is none of flat, ivf, hnsw, ivfpq"),
         (np.array([[1, 2], [3, 4], [np.inf, 1]]), 'abc', 'hnsw', 'the first is row 2'),
+        (np.ones((3, 4)), 'aba', 'flat', "the id of row 2 is 'a', as one before"),
+        (np.ones((3, 4)), [1, '1', 2], 'flat', "the id of row 1 is '1', as one before"),
+        (np.ones((3, 4)), ['a', None, 'b'], 'flat', 'the id of row 1 is empty'),
+        (np.ones((3, 4)), ['a', 'b', ''], 'flat', 'the id of row 2 is empty'),
+        (np.ones((3, 4)), [np.nan, 1, 2], 'flat', 'the id of row 0 is empty'),
     ],
 )
 def test_what_cannot_be_an_index_is_refused(features, ids, kind, said):
@@ -219,7 +224,7 @@ class Deadly:
 if sys.argv[1] == 'build':
     S.build_index(Deadly(), range(600), 'x')
 else:
-    S.append_to_index(S.SearchIndex(sys.argv[1]), Deadly(), range(600), 'x')
+    S.append_to_index(S.SearchIndex(sys.argv[1]), Deadly(), range(50, 650), 'x')
 '''
 
 
@@ -246,7 +251,7 @@ def test_a_killed_append_leaves_the_old_index_as_it_was():
     killed(old.folder, 10)
     assert (old.folder / 'index.faiss').read_bytes() == before and len(S.SearchIndex(old.folder)) == 50
     assert [p.name for p in store_root().glob('index/x-*')] == []
-    assert len(S.append_to_index(old, x, range(600), 'x')) == 650
+    assert len(S.append_to_index(old, x, range(50, 650), 'x')) == 650
 
 
 # ---- more vectors
@@ -283,6 +288,9 @@ def test_what_cannot_be_appended_is_refused():
         S.append_to_index(old, np.ones((1, 3)), 'e', 'new')
     with pytest.raises(ValueError, match='the first is row 1'):
         S.append_to_index(old, [[1, 2, 3, 4], [1, 2, 3, np.nan]] * np.ones(1), 'ef', 'new')
+    for ids, said in (('eb', "row 1 is 'b', as one before"), ('ee', "row 1 is 'e'"), (['e', None], 'row 1 is empty')):
+        with pytest.raises(ValueError, match=said):
+            S.append_to_index(old, np.ones((2, 4)), ids, 'new')
 
 
 # ---- memory

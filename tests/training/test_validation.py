@@ -86,8 +86,15 @@ def test_a_network_is_read_in_eval_mode_and_from_any_memory_layout(tmp_path):
 def test_a_receipt_names_a_run_of_the_store(store):
     (report := store / 'report').mkdir()
     assert run_folder(report) == report  # a run itself has no receipt
-    (report / 'receipt.json').write_text(json.dumps(dict(runs=['runs/first', 'runs/second'])))
-    assert run_folder(report) == store / 'store' / 'runs' / 'first'
+    (report / 'receipt.json').write_text(json.dumps(dict(runs=['run/first'])))
+    assert run_folder(report) == store / 'store' / 'run' / 'first'
+
+
+@pytest.mark.parametrize('runs', [[], ['rankings/first'], ['run/first', 'run/second']])
+def test_the_report_of_an_evaluation_is_refused(store, runs):
+    (store / 'receipt.json').write_text(json.dumps(dict(runs=runs)))
+    with pytest.raises(ValueError, match='is no report on a training; those are reports/PROFILE/05_train.NAME'):
+        run_folder(store)
 
 
 @pytest.mark.parametrize('method', ['lincir', 'combiner'])
