@@ -13,6 +13,7 @@ __all__ = ['BACKBONES', 'COUNTERS', 'OPENAI_NOTES', 'LAYOUTS', 'NUMBERS', 'SHARE
 # %% ../../nbs/04a_backbones/00_weights.ipynb #a562b189
 import contextlib
 import logging
+import os
 import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -479,7 +480,7 @@ def weights_file(name: str, pretrained: str) -> Path:  # a .safetensors file, ch
             'give the folder of a trained run as `pretrained`, or use pretrained: none'
         )
     note = path.parent / 'backbone.json'
-    if note.is_file() and path.name == OWN_FILE:
+    if os.path.lexists(note) and path.name == OWN_FILE:  # a link that leads nowhere is an error
         owner = read_json(note, BackboneNote, 'train the backbone again')['backbone']
         if owner != name:
             raise ValueError(f'{path.parent} holds weights of {owner}, not of {name}')

@@ -683,9 +683,10 @@ def captions_and_truths(root) -> tuple:  # CaptionSet, its ground truths, folder
     "The captions below `root`, which holds `annotations/`, and every ground truth that is there."
     folder = Path(root) / 'coco' if (Path(root) / 'coco').is_dir() else Path(root)
     notes = folder / 'annotations'
-    there = [notes / name for name in CAPTION_FILES if (notes / name).is_file()]
+    there = [notes / name for name in CAPTION_FILES if os.path.lexists(notes / name)]  # links to nowhere are errors
     split = notes / 'dataset_coco.json'
-    c = read_coco_captions((there or [notes / CAPTION_FILES[0]])[0], read_split_ids(split) if split.is_file() else None)
+    ids = read_split_ids(split) if os.path.lexists(split) else None
+    c = read_coco_captions((there or [notes / CAPTION_FILES[0]])[0], ids)
     named = [f.name.removesuffix(f'_{TRUTH_FILES[DIRECTIONS[1]]}.json') for f in notes.glob('*_caption_to_image.json')]
     return c, [plain_ground_truth(c), *(read_ground_truth(notes, name, c) for name in sorted(named))], folder
 

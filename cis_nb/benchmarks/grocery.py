@@ -18,7 +18,7 @@ from ..api import BenchmarkPlugin, MainMetric
 from .cirr import relative_fault
 from ..core.parameters import one_of
 from ..core.store import stored
-from ..data.image_folders import Skipped, folder_files, folder_key
+from ..data.image_folders import DAMAGED_TAR, OUTSIDE_TAR, Skipped, folder_files, folder_key
 from ..data.image_sources import ImageSource
 from ..data.packed import open_image
 from ..data.products import COMPLEX_COLUMNS, SIMPLE_COLUMNS, ProductPairs
@@ -76,12 +76,11 @@ def _read_photos(path: Path, classes: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 # %% ../../nbs/02b_benchmarks/15_grocery.ipynb #164ae6e5
-def _image_places(folder: Path) -> dict:  # name -> Place
-    "Where the files of the folder are, those in its tars included."
-    skipped = Skipped()
+def _image_places(folder: Path, skipped: Skipped) -> dict:  # name -> Place
+    "Where the files of the folder are, those in its tars included; ValueError for a tar that is not to be trusted."
     found = folder_files(folder, skipped)
-    for why, names in skipped.items():
-        raise ValueError(f'{folder}: {why}: {names[0]!r}; the files are not to be trusted, get them again')
+    for why in {DAMAGED_TAR, OUTSIDE_TAR} & set(skipped):
+        raise ValueError(f'{folder}: {why}: {skipped[why][0]!r}; the files are not to be trusted, get them again')
     return found
 
 
@@ -98,7 +97,7 @@ def _write_unreadable(to: Path, places: dict, ids: list):
 
 def _readable(folder: Path, ids: list, skipped: Skipped) -> dict:  # image -> Place
     "The images that can be read; the others are counted."
-    places = _image_places(folder)
+    places = _image_places(folder, skipped)
     kept = stored('checked', 'grocery', {}, lambda to: _write_unreadable(to, places, ids), [folder_key(folder)])
     bad = set(pd.read_csv(kept / 'unreadable.csv', dtype=str, keep_default_na=False).image)
     for i in ids:

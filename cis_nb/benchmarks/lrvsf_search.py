@@ -9,6 +9,7 @@ __all__ = ['BOOTSTRAP_FILES', 'distractor_steps', 'EncodedTask', 'encode_task', 
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #0d659567
 import json
+import os
 import pickle
 import pickletools
 from collections import Counter
@@ -280,7 +281,7 @@ BOOTSTRAP_FILES = ('bootstrap_IDs.json', 'bootstrap_IDs.pkl')  # of a data set, 
 def bootstrap_of(root, task: LRVSFTask) -> BootstrapIds:
     """The subsets that a data set brings, of the sizes whose distractors all are in the task; where it brings none,
     drawn ones. ValueError for a pickle, with the remedy."""
-    there = [path for path in (lrvsf_folder(root) / name for name in BOOTSTRAP_FILES) if path.is_file()]
+    there = [path for path in (lrvsf_folder(root) / name for name in BOOTSTRAP_FILES) if os.path.lexists(path)]
     if not there:
         sizes = (10_000, 100_000, 500_000, 1_000_000)
         return draw_bootstrap(task, [n for n in sizes if n <= len(task.distractors)])

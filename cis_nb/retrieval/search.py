@@ -438,12 +438,12 @@ def index_rates(
     """Recall against the exact result and rates of indexes; columns way, effort, recall_1, recall_10, vectors, dim,
     bytes, build_seconds, peak_bytes; batch_per_s, single_per_s (queries per second, all at once and one at a time), and
     the same with _low and _high: their spread; NaN where a smaller gallery is not timed.
-    ValueError for a size below 100 or above N; RuntimeError if a building fails."""
+    ValueError for an unknown kind, a size below 100 or above N; RuntimeError if a building fails."""
     x, q, least = np.load(features, mmap_mode='r'), np.load(queries), 100
     sizes = sorted(sizes or [len(x)])
     if wrong := [s for s in sizes if not least <= s <= len(x)]:
         raise ValueError(f'sizes: {wrong[0]} of {len(x)} vectors in {features}; allowed: {least} to {len(x)}')
-    for kind in kinds:
+    for kind in [one_of('kinds', k, INDEX_KINDS) for k in kinds]:
         _build_alone(features=str(features), kind=kind, sizes=sizes, threads=threads)
     before, name = faiss.omp_get_max_threads(), Path(features).parent.name
     faiss.omp_set_num_threads(threads)

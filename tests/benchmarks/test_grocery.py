@@ -146,6 +146,14 @@ def test_a_tar_member_outside_its_folder_is_refused(shelves, tmp_path, name):
     assert not (tmp_path / 'natural').exists()
 
 
+def test_entries_of_a_folder_that_are_no_images_are_counted(shelves, tmp_path):
+    shelves.files['natural/\udcff.jpg'] = b'x'
+    folder = shelves.write(tmp_path / 'grocery')
+    (folder / 'notes.txt').symlink_to('/nowhere')
+    counts = read_grocery(folder).skipped.counts()
+    assert counts == {'neither a file nor a folder': 1, 'file name that is not UTF-8': 1}
+
+
 def test_a_tar_that_was_cut_is_refused(shelves, tmp_path):
     folder = shelves.write(tmp_path / 'grocery')
     with open(folder / 'grocery.tar', 'r+b') as f:

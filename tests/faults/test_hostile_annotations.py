@@ -6,15 +6,23 @@ import json
 import pytest
 from annotations import coco_root, random_instances, random_scenes, vaw_root
 from hostile import attack, json_changes, text_changes, gz_changes, value_changes
+from lrvsf_files import Hand
 
 from cis_nb.benchmarks.circo import circo_image_names, check_circo_submission, read_circo
 from cis_nb.benchmarks.cirr import check_cirr_submission, load_cirr, read_cirr
-from cis_nb.benchmarks.coco_captions import read_coco_captions, read_ground_truth, read_split_ids
+from cis_nb.benchmarks.coco_captions import (
+    CAPTION_FILES,
+    captions_and_truths,
+    read_coco_captions,
+    read_ground_truth,
+    read_split_ids,
+)
 from cis_nb.benchmarks.domain_conversion import read_lists
 from cis_nb.benchmarks.fashioniq import read_fashioniq
 from cis_nb.benchmarks.genecis import read_templates, templates_file
 from cis_nb.benchmarks.genecis_construction import Rules, build_genecis, read_panoptic, read_vaw
-from cis_nb.benchmarks.lrvsf_search import read_bootstrap
+from cis_nb.benchmarks.lrvsf import lrvsf_task, read_lrvsf
+from cis_nb.benchmarks.lrvsf_search import bootstrap_of, read_bootstrap
 from cis_nb.benchmarks.mit_states import for_test, read_states
 from cis_nb.benchmarks.object_composition import read_instances
 from cis_nb.methods.task_specific import attribute_types
@@ -298,6 +306,22 @@ def test_coco_captions(tmp_path):
     assert attack('COCO captions', path, lambda: (read_split_ids(path), {}), JSON, valid_too=rf'cocoid: {NUMBER}') == []
 
 
+def test_files_beside_coco_captions(tmp_path):
+    "Captions and split as a benchmark finds them by their names."
+    images = [dict(id=i, file_name=f'{i}.jpg') for i in (1, 2)]
+    captions = [dict(id=10 * i, image_id=i, caption=f'image {i}') for i in (1, 2)]
+    notes = tmp_path / 'annotations'
+    other = write(notes / CAPTION_FILES[0], dict(images=images, annotations=captions))
+    split = write(notes / 'dataset_coco.json', dict(images=[dict(cocoid=2, split='test')]))
+
+    def read():
+        c, truths, _ = captions_and_truths(tmp_path)
+        return (c.images, [t.name for t in truths]), {}
+
+    assert attack('COCO captions', other, read, []) == []
+    assert attack('COCO captions', split, read, [], valid_too='gone') == []
+
+
 def test_coco_captions_twice(tmp_path):
     "An id or a file name that is used twice."
 
@@ -349,11 +373,7 @@ def test_instances(tmp_path):
     assert attack('COCO instances', path, read, JSON, valid_too=other) == []
 
 
-def list_changes(data: bytes):
-    "(name, bytes): damage that a list of lines shows."
-    yield from (
-        (name, changed) for name, changed in text_changes(data) if name not in ('cut in half', 'zeros in front')
-    )
+SHORTER = '(cut in half|zeros in front)'  # a list with fewer or other lines is a list, too
 
 
 def number_texts(data: bytes):
@@ -375,7 +395,7 @@ def test_mit_states(tmp_path):
         return found.table, found.left_out
 
     # without a list of nouns, the official 49, of which one is here
-    assert attack('MIT-States', path, read, [list_changes], valid_too='test_nouns.txt, gone') == []
+    assert attack('MIT-States', path, read, [text_changes], valid_too=f'gone|{SHORTER}') == []
 
 
 def test_domain_lists(tmp_path):
@@ -391,8 +411,9 @@ def test_domain_lists(tmp_path):
     for path in folder.iterdir():
         names = {p.name for p in folder.iterdir()}
         # without a list of names, the official ones
-        free = 'domains.txt, gone'
-        assert attack('domain lists', path, read, [list_changes, number_texts], names=names, valid_too=free) == []
+        free = f'domains.txt, gone|{SHORTER}'
+        changes = [text_changes, number_texts]
+        assert attack('domain lists', path, read, changes, names=names, valid_too=free) == []
 
 
 def test_bootstrap(tmp_path):
@@ -400,3 +421,11 @@ def test_bootstrap(tmp_path):
         tmp_path / 'bootstrap.json', dict(test_subsets=[['a', 'b'], ['b', 'c']], dist_2_subsets=[['0', 1], ['2', '3']])
     )
     assert attack('LRVS-F', path, lambda: (read_bootstrap(path), {}), JSON, valid_too=rf'{KEYS}|\.0: {TEXT}') == []
+
+
+def test_bootstrap_of_a_data_set(tmp_path):
+    root = Hand(12, 30).write(tmp_path / 'lrvsf')
+    task = lrvsf_task(read_lrvsf(root))
+    ids = task.queries.query_id.tolist()
+    path = write(root / 'bootstrap_IDs.json', dict(test_subsets=[ids[:3], ids[2:5]]))
+    assert attack('LRVS-F', path, lambda: (bootstrap_of(root, task), {}), [], valid_too='gone') == []
