@@ -269,13 +269,15 @@ def order_row(run: MatrixRun, method: str, benchmarks: list, seed: int = 0) -> l
 
 
 def order_table(run: MatrixRun, benchmarks: list, seed: int = 0) -> pd.DataFrame:
-    "`order_row` of each method with the common prompt, and with a prompt of its own below it; of `PromptedBenchmark`s."
+    """`order_row` of each method but controls with the common prompt, and with a prompt of its own below it;
+    `benchmarks`: of `PromptedBenchmark`."""
     ordered, rows = [b for b in benchmarks if b.order], []
     ranked = (
         run.per_query[run.per_query.benchmark.isin([b.name for b in ordered])].groupby('method').benchmark.nunique()
     )
     every = sum(not b.only for b in ordered)
-    for m, title in [(m, title) for m, title in run.titles.items() if ranked.get(m, 0) >= every]:
+    titles = {m: t for m, t in run.titles.items() if ranked.get(m, 0) >= every and not method_and_control(m)[1]}
+    for m, title in titles.items():
         rows.append([title, *order_row(run, m, [b for b in ordered if not b.only], seed)])
         if own := [b for b in ordered if b.only == m]:
             rows.append([f'{title}, “{own[0].prompt}”', *order_row(run, m, own, seed)])
