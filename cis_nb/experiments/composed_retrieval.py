@@ -35,6 +35,7 @@ from .entries import Entry, judged_pairs, known_as
 from ..methods.late_fusion import BASELINES, strongest_baseline
 from .examples import best_median_worst, ranking_strip
 from .matrix import MatrixRun, rank_all
+from .prompts import methods_with_prompts
 from ..retrieval.protocol import Benchmark, NoQueries, chance_recall
 from ..retrieval.statistics import bootstrap_ci, families_of
 
@@ -87,8 +88,8 @@ def run_composed(
     p: dict,  # the parameters of an experiment
     others=None,  # backbone -> more entries
 ) -> MatrixRun:
-    "All sets that are there, ranked by every method."
-    return rank_all(p, *load_sets(p), others)
+    "All sets that are there, ranked by every method; prompts of pseudo-words as in `methods_with_prompts`."
+    return rank_all(p | dict(methods=[], trainings=[]), *load_sets(p), methods_with_prompts(p, others))
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #cfd26991
 def chance_recalls(sets: dict) -> dict:  # task -> k -> percent

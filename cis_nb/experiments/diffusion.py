@@ -8,37 +8,37 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
            'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ACTS', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS',
            'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler',
-           'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'tuned_on', 'EncodedQueries', 'keep_states',
-           'encoded_in_turn', 'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler',
-           'samplers_of', 'evenly', 'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries',
-           'one_benchmark', 'all_benchmarks', 'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun',
-           'registered_name', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads',
-           'leads_table', 'leads_forest', 'mix_in_words', 'triplets_read', 'diffusion_trainings', 'refused_tasks',
-           'share_note', 'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by',
-           'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
-           'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
-           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
-           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'edited_sums',
-           'edited_sums_note', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'effects_note',
-           'effect_leads', 'searches_table', 'effect_leads_table', 'effect_forest', 'mask_queries', 'kept_share',
-           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
-           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
-           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
-           'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference',
-           'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
-           'strongest_note', 'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
-           'adds', 'without_sign', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
-           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
-           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'validation_among', 'tuned_on',
+           'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores',
+           'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
+           'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks', 'rivals_at_start',
+           'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'choosing_numbers', 'with_chosen_prompts',
+           'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table',
+           'leads_forest', 'mix_in_words', 'triplets_read', 'diffusion_trainings', 'refused_tasks', 'share_note',
+           'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'ends_note',
+           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs',
+           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
+           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
+           'first_of', 'EditedSum', 'edited_sum', 'edited_sums', 'edited_sums_note', 'search_lines', 'negative_search',
+           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
+           'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff',
+           'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note',
+           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'strongest_forest', 'against_baselines',
+           'cirr_rivals', 'cirr_words', 'cirr_forest', 'adds', 'without_sign', 'acts_words', 'compodiff_finding',
+           'compodiff_reading', 'control_evidence', 'pair_line', 'zero_shot_evidence', 'claimed_metric',
+           'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -129,6 +129,7 @@ from cis_nb.experiments.matrix import (
     strongest_on,
     unsolved_tasks,
 )
+from .prompts import PromptByTask, with_prompt_choice
 from cis_nb.experiments.pseudo_words import (
     CompositionDraws,
     PromptedBenchmark,
@@ -228,8 +229,8 @@ def tuning_benchmarks(p: dict) -> list:  # of Benchmark
     return [api.get('benchmark', n).load(p['data'], split='train') for n in named if n in TRAIN_SPLITS]
 
 
-def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
-    "Image + Text, tuned, and the score product, set on the tasks of some benchmarks."
+def validation_among(benchmarks: list) -> Callable:  # Task -> its validation Task
+    "The validation queries of a task among those of some benchmarks; it raises Unsolved where there are none."
     tasks = {task.task: task for b in benchmarks for task in b.tasks.values()}
 
     def validation(task):
@@ -237,7 +238,12 @@ def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
             raise Unsolved(f'{task.name}/{task.task}: nothing was set for it; there are {", ".join(tasks)}')
         return replace(tasks[task.task], protocol=replace(tasks[task.task].protocol, prompt=task.protocol.prompt))
 
-    given = dict(backbone=backbone, validation=validation, read=TextMemory(backbone))
+    return validation
+
+
+def tuned_on(backbone, benchmarks: list) -> list:  # of LateFusion
+    "Image + Text, tuned, and the score product, set on the tasks of some benchmarks."
+    given = dict(backbone=backbone, validation=validation_among(benchmarks), read=TextMemory(backbone))
     return [TunedSum(name='image_text_tuned', **given), TunedProduct(name='score_product', **given)]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #914cb9db
@@ -448,11 +454,24 @@ def registered_name(benchmark: Benchmark) -> str:
     return next(n for n, plugin in plugins.items() if own in {m.split('/')[0] for m in plugin.main})
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #81e85387
+def choosing_numbers(tuning: list, p: dict) -> dict:  # name of a benchmark -> number
+    "How many queries of each benchmark of `tuning` choose a setting (`chosen_on` in `p`); 0: all."
+    return {b.name: p['chosen_on'].get(registered_name(b), 0) for b in tuning}
+
+
+def with_chosen_prompts(entries: list, tuning: list, p: dict) -> list:  # of Entry
+    "Pseudo-words, and their controls, with a prompt of `prompts` in `p` for each task, chosen on `choosing_numbers`."
+    n = choosing_numbers(tuning, p)
+    by_task = {b.name: -(-n[b.name] // max(1, len(choosing_tasks(b, n[b.name])))) for b in tuning}
+    fewer = [replace(b, tasks={k: evenly(t, by_task[b.name]) for k, t in b.tasks.items()}) for b in tuning]
+    return with_prompt_choice(entries, p['prompts'], validation_among(fewer))
+
+
 def benchmark_samplers(entries: list, tuning: list, p: dict) -> dict:  # (method, benchmark) -> ChosenSampler
-    """What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`, on at most
-    `chosen_on` (registered name -> number; all without one) of its queries; nothing without samplers."""
+    """What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`, on
+    `choosing_numbers` of its queries; nothing without samplers."""
     found, samplers = {}, samplers_of(p['samplers'])
-    n = {b.name: p['chosen_on'].get(registered_name(b), 0) for b in tuning}
+    n = choosing_numbers(tuning, p)
     chosen = [b for b in tuning if choosing_tasks(b, n[b.name])] if samplers else []
     for name, same in same_training(entries).items():
         for b in progress(chosen, f'sampler of {name}', 'benchmark'):
@@ -477,6 +496,7 @@ def run_benchmarks(p: dict) -> SampledRun:
     found, missing = all_benchmarks(p)
     model, tuning = load_backbone(p['backbone'], p['pretrained'], p['device']), tuning_benchmarks(p)
     entries = with_controls_and_rerankers(compared_methods(p, model), model, tuning, p)
+    entries = with_chosen_prompts(entries, tuning, p)
     run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found))
     run.samplers = benchmark_samplers(entries, tuning, p)
     return rank_sampled(run, p['seed'])
@@ -594,7 +614,7 @@ def sampler_note(run: SampledRun) -> str:
         f'({fusion}, has {len(TEXT_WEIGHTS)} weights); where there are none, that of the training ({own}).'
     )
     fixed = dict.fromkeys(
-        e.title for e in run.entries if e.run and not isinstance(e.method, (CompoDiffMethod, ReRanker))
+        e.title for e in run.entries if e.run and not isinstance(e.method, (CompoDiffMethod, ReRanker, PromptByTask))
     )
     return said + (f' Trained methods without such a choice: {", ".join(fixed)}.' if fixed else '')
 

@@ -7,7 +7,7 @@ __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIF
            'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'known_as',
            'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
            'at_start', 'named_control', 'start_entry', 'control_entries', 'with_controls', 'compared_methods',
-           'judged_pairs', 'prompts_in_words', 'cached', 'read_cached']
+           'judged_pairs', 'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
 from dataclasses import dataclass, replace
@@ -241,12 +241,6 @@ def judged_pairs(entries: list) -> list:  # of (method, rival)
     trained = list(dict.fromkeys(e.name for e in entries if e.run))
     rivals = {m: [*BASELINES, *(m + end for end in CONTROL_TITLES)] for m in trained}
     return [(m, r) for m in trained for r in rivals[m] if r in names]
-
-
-def prompts_in_words(entries: list) -> list:  # of str
-    "The prompt of each pseudo-word method, controls aside, in a line for a table; no line where there is none."
-    prompts = {e.title: e.method.prompt for e in entries if e.run and isinstance(e.method, api.Prompted)}
-    return ['Prompts: ' + '; '.join(f'{t} “{p}”' for t, p in prompts.items()) + '.'] if prompts else []
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #02a04b1e
 RANKING_COLUMNS = ['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size']

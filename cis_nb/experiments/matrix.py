@@ -6,8 +6,7 @@
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
            'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'matrix_note', 'query_scores', 'main_scores',
-           'main_leads', 'strongest_on', 'fused_on', 'judged_leads', 'prompt_clause', 'fixed_prompt_notes',
-           'leads_finding']
+           'main_leads', 'strongest_on', 'fused_on', 'judged_leads', 'leads_finding']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -36,10 +35,10 @@ from cis_nb.experiments.entries import (
     compared_methods,
     judged_pairs,
     known_as,
-    prompts_in_words,
     read_cached,
 )
-from ..methods.late_fusion import LateFusion, strongest_baseline
+from .prompts import methods_with_prompts
+from ..methods.late_fusion import strongest_baseline
 from ..retrieval.metrics import METRICS
 from ..retrieval.protocol import RESULT_COLUMNS, Benchmark, NoQueries, pad_lists, rank_tasks, task_methods
 
@@ -196,8 +195,10 @@ def rank_all(
 
 
 def run_matrix(p: dict, others=None) -> MatrixRun:
-    "Every method on every benchmark that the parameters name; `others`: backbone -> more entries."
-    return rank_all(p, *load_benchmarks(p['benchmarks'], p['data'], p['world_seed']), others)
+    """Every method on every benchmark that the parameters name; `others`: backbone -> more entries. Prompts of
+    pseudo-words as in `methods_with_prompts`."""
+    found, missing = load_benchmarks(p['benchmarks'], p['data'], p['world_seed'])
+    return rank_all(p | dict(methods=[], trainings=[]), found, missing, methods_with_prompts(p, others))
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #a8ea4f01
 def main_metric(name: str, results: pd.DataFrame) -> MainMetric:
@@ -286,21 +287,6 @@ def judged_leads(run: MatrixRun, found: dict) -> dict:  # (method, rival, benchm
     return {(a, b, name): c for (a, b, name), c in found.items() if b == strongest.get(name)}
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #fba01129
-def prompt_clause(judged: dict, entries: list) -> str:
-    "Which pseudo-words have the prompt of their training while the fusion that they are judged against is tuned."
-    set_there = {e.name for e in entries if isinstance(e.method, LateFusion)}
-    fixed = {e.name: e.title for e in entries if e.run and isinstance(e.method, api.Prompted)}
-    names = dict.fromkeys(fixed[a] for a, b, *_ in judged if a in fixed and b in set_there)
-    whose = f'; {", ".join(names)}: one prompt, that of the training, against fusions that are tuned for each benchmark'
-    return whose if names else ''
-
-
-def fixed_prompt_notes(judged: dict, entries: list) -> list:  # of str
-    "The prompts of pseudo-words and `prompt_clause` as lines for below a table; none where there are none."
-    clause = prompt_clause(judged, entries).removeprefix('; ')
-    return prompts_in_words(entries) + [f'{clause}.'] * bool(clause)
-
-
 def leads_finding(judged: dict, titles: dict, labels: dict, seeds: int) -> str:
     "`judged_leads` in words: how many trained methods are better, worse or undecided, and the better ones by name."
     said = [verdict(c) for c in judged.values()]

@@ -30,17 +30,15 @@ from cis_nb.experiments.comparison import (
 from .entries import compared_methods, judged_pairs
 from .examples import lost_queries, ranking_strip
 from .genecis import MEAN, GenecisRun, run_genecis, summary
-from cis_nb.experiments.pseudo_words import (
-    AS_PUBLISHED,
+from cis_nb.experiments.prompts import (
     choice_note,
-    headline_leads,
     prompt_choices,
     prompt_lines,
     prompted_entries,
-    score_table,
+    validation_of,
     with_prompt_choice,
-    with_published,
 )
+from .pseudo_words import AS_PUBLISHED, headline_leads, score_table, with_published
 from ..methods.late_fusion import strongest_baseline
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #a32e6d88
@@ -55,7 +53,7 @@ def run_genecis_with_prompts(p: dict, prompts: list) -> GenecisRun:
     "`run_genecis`; pseudo-words are there with the prompt that is chosen for each task, and with the published one."
 
     def entries(model):
-        return with_published(with_prompt_choice(compared_methods(p, model), p | dict(prompts=prompts)))
+        return with_published(with_prompt_choice(compared_methods(p, model), prompts, validation_of(p)))
 
     return run_genecis(p | dict(methods=[], trainings=[]), entries)
 
