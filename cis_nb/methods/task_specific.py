@@ -572,7 +572,9 @@ class TaskSpecific:
     "The task-specific solutions as one method: `for_task` makes that of a task from the annotations of its data."
 
     backbone: object
-    detector: object = WINDOWS_DETECTOR  # for the object tasks: windows of the backbone, a folder with OWLv2, or a `Detector`
+    detector: object = (
+        WINDOWS_DETECTOR  # for the object tasks: windows of the backbone, a folder with OWLv2, or a `Detector`
+    )
     device: str = 'auto'  # of a detector from a folder
     distance: str = 'cosine'  # between lists of objects
     types: dict = None  # a taxonomy of one's own: type -> attributes
