@@ -7,7 +7,7 @@ __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIF
            'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'known_as',
            'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
            'at_start', 'named_control', 'start_entry', 'control_entries', 'with_controls', 'compared_methods',
-           'judged_pairs', 'prompts_in_words', 'cached', 'read_cached']
+           'judged_pairs', 'prompts_in_words', 'tuning_notes', 'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ from ..api import TrainingConfig
 from ..backbones.features import TextMemory
 from ..core.experiment_files import names_experiment, parameters
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored, stored_json, stored_table
+from ..core.store import fingerprint, manifest, stored, stored_json, stored_table
 from .comparison import UNTRAINED
-from ..methods.late_fusion import BASELINES
+from ..methods.late_fusion import BASELINES, fusion_notes
 from ..methods.pseudo_words import TextInPrompt
 from ..train import settings, train_or_load
 
@@ -247,6 +247,21 @@ def prompts_in_words(entries: list) -> list:  # of str
     "The prompt of each pseudo-word method, controls aside, in a line for a table; no line where there is none."
     prompts = {e.title: e.method.prompt for e in entries if e.run and isinstance(e.method, api.Prompted)}
     return ['Prompts: ' + '; '.join(f'{t} “{p}”' for t, p in prompts.items()) + '.'] if prompts else []
+
+
+def _kept_of(given: dict) -> str:
+    "Which weights a run of these parameters keeps, in words."
+    every, steps = given['eval_every'], f'{given["steps"]:,} steps'
+    return f'best of a validation every {every:,} of {steps}' if every else f'last of {steps}'
+
+
+def tuning_notes(entries: list) -> list:  # of str
+    """What was tuned for each side, for below a table: the options and queries of each late fusion, a line each; then
+    the learning rate of each training, its length, and which weights it keeps."""
+    first = {e.title: manifest(e.run)['params'] for e in reversed(entries) if e.run}
+    said = [f'{title} {p["lr"]:g}, {_kept_of(p)}' for title, p in reversed(first.items())]
+    trained = f'Learning rate of each training, one each, not searched on this page: {"; ".join(said)}.'
+    return [*fusion_notes(entries), *([trained] if said else [])]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #02a04b1e
 RANKING_COLUMNS = ['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size']
