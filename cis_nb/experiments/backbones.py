@@ -22,6 +22,7 @@ from cis_nb.experiments.combiner_ablations import (
     corpus,
     fusion_entries,
     fusion_rankings,
+    search_rate,
     slope,
     train_variant,
     variant_rankings,
@@ -34,6 +35,7 @@ from cis_nb.experiments.comparison import (
     format_difference,
     format_interval,
     format_uncertainty,
+    marked_untuned,
     over_seeds,
     rival_leads,
 )
@@ -143,16 +145,19 @@ def backbone_words(runs: dict, titles: dict, training_seed: int, n: int = 200, s
 def combiner_and_fusions(
     at: GenecisTasks,
     given: dict,  # the settings of the training
+    rates: list,  # learning rates among which the first seed chooses
     world_images: int,  # of the world, to learn from
     seeds: list,
-) -> tuple:  # rankings, folders of the runs
+) -> tuple:  # rankings, folders of the runs, RateSearch
     "GeneCIS rankings of late fusions, of Combiners with several seeds and of their control, on the backbone of `at`."
     learned_from = corpus(given['data'], world_images, 0, at.model.image_size)
+    search = search_rate(learned_from, given | dict(seed=seeds[0]), at, rates)
+    given = given | dict(lr=search.best)
     runs = {s: train_variant(learned_from, given | dict(seed=s)) for s in seeds}
     combiners = [variant_rankings('combiner', r, at, s, given['device']) for s, r in runs.items()]
     start = combiner_at_start(learned_from, given | dict(seed=seeds[0]), at)
     beside = fusion_rankings(at, [*fusion_entries(at), start])
-    return pd.concat([beside, *combiners], ignore_index=True), list(runs.values())
+    return pd.concat([beside, *combiners], ignore_index=True), list(runs.values()), search
 
 
 def named_by_backbone(rankings: dict) -> pd.DataFrame:
@@ -165,14 +170,15 @@ METHODS_COMPARED = {b: api.method_style(b).title for b in BASELINES} | dict(comb
 RIVALS_AND_CONTROL = {b: METHODS_COMPARED[b] for b in BASELINES} | dict(combiner_start=CONTROL_TITLES['_start'])
 
 
-def combiner_leads(per_query, backbones, seed: int = 0) -> dict:  # (combiner, rival, backbone) -> comparison
-    "The Combiner against each late fusion and its control over the same backbone, corrected `by_question`."
+def combiner_leads(per_query, backbones, seed: int = 0, untuned=()) -> dict:  # (combiner, rival, backbone)
+    """The Combiner against each late fusion and its control over the same backbone, corrected `by_question`. Over the
+    backbones of `untuned` it has no verdict."""
     found = {
         ('combiner', m, b): compare(per_query, f'combiner, {b}', f'{m}, {b}', seed=seed)
         for b in backbones
         for m in RIVALS_AND_CONTROL
     }
-    return by_question(found)
+    return marked_untuned(by_question(found), [f'combiner, {b}' for b in untuned])
 
 
 def combiner_gain_table(results, accuracy: dict, found: dict) -> pd.DataFrame:

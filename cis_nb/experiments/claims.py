@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA',
-           'TESTED', 'TESTING_PAGE', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
+           'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
            'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK',
            'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'UNDECIDED', 'IN_TABLE_ONLY', 'KEPT_EVIDENCE', 'claims',
            'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold',
@@ -18,9 +18,9 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding', 'verdict_bars', 'comparison_lines',
            'clause_count', 'folded_lines', 'folded_own', 'badge_style', 'with_markup', 'all_lines', 'tested_claims',
            'judged_lines', 'kept_beside', 'when_kept', 'claims_by_paper', 'certain_claims', 'judged_comparisons',
-           'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason', 'claims_tested_elsewhere',
-           'waiting_claims', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts',
-           'kept_verdicts', 'kept_claims']
+           'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason', 'testing_experiments',
+           'claims_tested_elsewhere', 'waiting_claims', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
+           'keep_receipts', 'kept_verdicts', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -99,7 +99,8 @@ TESTED_BY = {
     'full/07_ablations/guidance': 'C14',
     'quick/06_evaluation/pseudo_words_circo_cirr': 'N01 N05',
     'quick/06_evaluation/pseudo_words_genecis': 'N06',
-    'full/07_ablations/modality_gap': 'N10 N11',
+    'full/07_ablations/modality_gap': 'N10 N11',  # three noise distributions, nine backbones
+    'full/07_ablations/noise': 'N10 N11',  # all seven, one backbone
     'full/07_ablations/masking': 'N14 N15 N16',
     'full/07_ablations/supervision': 'N12 N13 N18 N19',
     'full/07_ablations/corpus': 'N17',
@@ -138,26 +139,30 @@ DATA = {
 }
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #25236102
-def by_claim(table: dict) -> dict:  # claim -> what
-    "The same, one entry per claim."
-    return {i: what for what, ids in table.items() for i in ids.split()}
+def by_claim(table: dict) -> dict:  # claim -> list
+    "The same, one entry per claim: all that name it."
+    found = {}
+    for what, ids in table.items():
+        for i in ids.split():
+            found.setdefault(i, []).append(what)
+    return found
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #153a6f20
 def waits_for() -> dict:  # claim -> what
     "What each claim that is not tested yet waits for."
-    return by_claim({what: ids for ids, what in DATA.items()})
+    return {i: what for ids, what in DATA.items() for i in ids.split()}
 
 
 TESTED = sorted(by_claim(TESTED_BY))  # the others wait
-TESTING_PAGE = {i: e.split('/', 1)[1] for i, e in by_claim(TESTED_BY).items()}  # claim -> experiment, in any profile
+TESTING_PAGES = {i: [e.split('/', 1)[1] for e in es] for i, es in by_claim(TESTED_BY).items()}  # in any profile
 IN_FULL, NOT_HERE = NOT_TESTED = 'needs the profile full', 'not testable here'  # verdicts without a test
 WAITS = 'waits for data or weights'  # another one
 
 
 def tests_in(profile: str) -> list:  # claims
-    "The claims whose testing experiment has a parameter file in `profile`."
+    "The claims whose testing experiments all have a parameter file in `profile`."
     root = project_root() / 'params' / profile
-    return [i for i, page in TESTING_PAGE.items() if (root / f'{page}.yaml').exists()]
+    return [i for i, pages in TESTING_PAGES.items() if all((root / f'{p}.yaml').exists() for p in pages)]
 
 
 def verdict_without_test(claim: str) -> str:
@@ -546,10 +551,10 @@ def waiting_outcome(what: str, lines=()) -> Outcome:
 
 def why_not_tested(claim: str) -> str:
     "Why there is no evidence on a claim that a page of the book tests."
-    page = TESTING_PAGE[claim]
+    pages = ' and '.join(TESTING_PAGES[claim])
     if claim in tests_in(os.environ.get('CIS_PROFILE', 'quick')):
-        return f'{page} in this profile lacks the trainings that it needs'
-    return f'{page} tests it; this profile leaves that page out'
+        return f'tested by {pages}; in this profile trainings that it needs are missing there'
+    return f'tested by {pages}; not all of that is in this profile'
 
 
 def judge(run, folder, composed_run=None, evidence=None, shown={}) -> pd.DataFrame:  # id, effect, verdict, comparisons
@@ -908,14 +913,19 @@ def beside_reason(r, kept) -> str:  # rows of verdicts; `kept` may be None
     return folded_own(reason, [*r.comparisons, *kept.comparisons])
 
 
+def testing_experiments(claim: str, verdict: str) -> str:
+    "The experiments that test a claim, as `profile/name`; all in `full` where the verdict asks for that profile."
+    in_full = [f'full/{page}' for page in TESTING_PAGES[claim]]
+    return ', '.join(by_claim(TESTED_BY)[claim] if verdict == NOT_HERE else in_full)
+
+
 def claims_tested_elsewhere(verdicts: pd.DataFrame, receipts: dict = None) -> pd.DataFrame:
     """The claims that this run cannot test, with the reason, what kept `receipts` say, and the experiment that tests
     them; with marks of folds."""
     t = verdicts[verdicts.verdict.isin(NOT_TESTED)]
     kept = {r.id: r for r in kept_outcomes(verdicts, receipts or {}).itertuples()}
     t = t.assign(effect=[beside_reason(r, kept.get(r.id)) for r in t.itertuples()])
-    by = t.id.map(by_claim(TESTED_BY)).where(t.verdict == NOT_HERE, 'full/' + t.id.map(TESTING_PAGE))
-    rows = t.assign(by=by)[['id', 'claim', 'printed', 'effect', 'by']]
+    rows = t.assign(by=[*map(testing_experiments, t.id, t.verdict)])[['id', 'claim', 'printed', 'effect', 'by']]
     return rows.rename(columns=dict(printed='in the paper', effect='why not', by='tested by'))
 
 

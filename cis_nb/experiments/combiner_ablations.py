@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OURS', 'BACK', 'PUBLISHED_COMBINER', 'BY_CONSTRUCTION', 'OWN_COMPARISON', 'UNTESTED', 'TOO_LOW', 'TABLE5',
            'RelationCorpus', 'corpus', 'relations_for', 'sampled_triplets', 'OnCorpus', 'train_variant',
-           'variant_rankings', 'combiner_at_start', 'fusion_entries', 'fusion_rankings', 'slope', 'by_seed',
-           'claim_evidence', 'untested', 'of_clause', 'as_own', 'needed_for', 'between', 'within', 'within_share',
-           'effects', 'paper_ablations']
+           'variant_rankings', 'combiner_at_start', 'fusion_entries', 'fusion_rankings', 'RateSearch', 'search_rate',
+           'rates_note', 'slope', 'by_seed', 'claim_evidence', 'untested', 'of_clause', 'as_own', 'needed_for',
+           'between', 'within', 'within_share', 'effects', 'paper_ablations']
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #94e2802b
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from .entries import Entry, at_start, named_control, read_cached, untrained_meth
 from .genecis import GenecisTasks
 from .matrix import rank_entries
 from ..data.image_sources import folder_images
-from ..methods.late_fusion import BASELINES
+from ..api import Unsolved
+from ..methods.late_fusion import BASELINES, validation_score, validation_task
 from cis_nb.methods.combiner import (
     RULE,
     CombinerConfig,
@@ -173,6 +174,56 @@ def fusion_entries(at: GenecisTasks, more=()) -> list:  # of Entry
 def fusion_rankings(at: GenecisTasks, fusions: list) -> pd.DataFrame:
     "The rankings of `fusion_entries` on the tasks of `at`, to compare with."
     return read_cached(rank_entries(fusions, at.benchmarks))
+
+# %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #5e1a0002
+@dataclass(frozen=True)
+class RateSearch:
+    "Mean R@1 of a training on validation queries with each learning rate of a grid."
+
+    scores: dict  # learning rate -> percent; one rate alone is not tried, and has nan
+    queries: int = 0  # of the validation
+
+    @property
+    def best(self) -> float:
+        "The learning rate with the highest score; of equals the first."
+        return max(self.scores, key=self.scores.get)
+
+    @property
+    def searched(self) -> bool:
+        "Were there several learning rates to choose from?"
+        return len(self.scores) > 1
+
+    def __str__(self) -> str:
+        return ', '.join(f'{lr:g} {score:.1f}' + ' (chosen)' * (lr == self.best) for lr, score in self.scores.items())
+
+
+def search_rate(c: RelationCorpus, given: dict, at: GenecisTasks, rates: list, after: Path = None) -> RateSearch:
+    """The learning rates of a variant, each trained with the seed in `given`, on the validation queries of the tasks
+    of `at`; `after`: of `train_variant`. Unsolved if there are several rates and no validation queries."""
+    if len(rates) == 1:
+        return RateSearch({rates[0]: np.nan})
+    try:
+        tasks = [validation_task(t, at.data, at.world_seed) for (draw, _), t in at.tasks.items() if draw == 0]
+    except Unsolved as e:
+        raise Unsolved(f'{e}; so give one learning rate, not {len(rates)}') from None
+    runs = {lr: train_variant(c, given | dict(lr=lr), after) for lr in rates}
+    methods = {lr: load_combiner(run, given['device'], at.model) for lr, run in runs.items()}
+    scores = {lr: float(np.mean([validation_score(m, t) for t in tasks])) for lr, m in methods.items()}
+    return RateSearch(scores, sum(map(len, tasks)))
+
+
+def rates_note(searches: dict) -> str:  # label -> RateSearch
+    "Which learning rate each training has, and from how many it was chosen on how many queries."
+    tried = {label: s for label, s in searches.items() if s.searched}
+    rest = [f'{label}: {s.best:g}, not searched' for label, s in searches.items() if not s.searched]
+    if not tried:
+        return f'Learning rate: {"; ".join(rest)}'
+    first = next(iter(tried.values()))
+    chosen = [f'{label}: {s}' for label, s in tried.items()]
+    return (
+        f'Learning rate, one of {len(first.scores)} by mean R@1 of the first seed on {first.queries:,} validation'
+        f' queries: {"; ".join([*chosen, *rest])}'
+    )
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #997f9063
 def slope(

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['TUNED_VARIANTS', 'ABLATIONS', 'FROZEN_PUBLISHED', 'SHORT', 'RECIPES', 'START_LABELS', 'PLAIN', 'IN_CLAIMS',
-           'TOWERS_UNTESTED', 'FILTER_LABELS', 'combiner_variants', 'variant_runs', 'tuned_runs', 'start_entries',
-           'run_rankings', 'start_of', 'training_size', 'rival_of', 'variant_leads', 'ablation_labels', 'printed_row',
-           'printed_difference', 'ablation_table', 'recipe_leads', 'recipe_table', 'recipe_tasks', 'recipe_lines',
-           'recipe_evidence', 'variant_evidence', 'size_name', 'size_variants', 'size_leads', 'filter_gains',
-           'triplet_number_table', 'size_recalls', 'size_figure', 'SizeTrend', 'size_trends', 'trend_comparisons',
-           'trend_table', 'trend_forest', 'best_size', 'trend_finding', 'size_evidence']
+           'TOWERS_UNTESTED', 'FILTER_LABELS', 'combiner_variants', 'search_variants', 'with_rates', 'unsearched',
+           'variant_runs', 'tuned_runs', 'start_entries', 'run_rankings', 'start_of', 'training_size', 'rival_of',
+           'variant_leads', 'ablation_labels', 'printed_row', 'printed_difference', 'ablation_table', 'recipe_leads',
+           'recipe_table', 'recipe_tasks', 'recipe_lines', 'recipe_evidence', 'variant_evidence', 'size_name',
+           'size_variants', 'size_leads', 'filter_gains', 'triplet_number_table', 'size_recalls', 'size_figure',
+           'SizeTrend', 'size_trends', 'trend_comparisons', 'trend_table', 'trend_forest', 'best_size', 'trend_finding',
+           'size_evidence']
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #5cbc6ef3
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from cis_nb.experiments.combiner_ablations import (
     by_seed,
     claim_evidence,
     combiner_at_start,
+    search_rate,
     paper_ablations,
     slope,
     fusion_rankings,
@@ -45,6 +47,7 @@ from cis_nb.experiments.comparison import (
     format_interval,
     hits,
     lead_in_words,
+    marked_untuned,
     rival_leads,
     task_mean,
     verdict_in_words,
@@ -74,6 +77,27 @@ def combiner_variants(mine: RelationCorpus, other: RelationCorpus) -> dict:  # v
     )
 
 
+def search_variants(variants: dict, given: dict, at: GenecisTasks, rates: list, more: list) -> dict:
+    """The search for the learning rate (`RateSearch`) of the book's recipe and of `more` variants; ValueError for an
+    unknown one."""
+    if unknown := [v for v in more if v not in variants]:
+        raise ValueError(f'searched: no variant {", ".join(map(repr, unknown))}; there are {", ".join(variants)}')
+    asked = {v: of for v, of in variants.items() if v in ('combiner', *more)}
+    tried = progress(asked.items(), 'learning rates')
+    return {v: search_rate(c, given | change, at, rates) for v, (c, change) in tried}
+
+
+def with_rates(variants: dict, searches: dict) -> dict:  # variant -> corpus, change
+    "The variants with their learning rates; those that were not searched have that of the book's recipe."
+    best = {v: searches.get(v, searches['combiner']).best for v in variants}
+    return {v: (c, change | dict(lr=best[v])) for v, (c, change) in variants.items()}
+
+
+def unsearched(variants, searches: dict) -> list:
+    "The variants whose learning rate was not chosen among several."
+    return [v for v in variants if v not in searches or not searches[v].searched]
+
+
 def variant_runs(variants: dict, given: dict, seeds: list) -> dict:  # (variant, seed) -> folder
     "The runs of all variants with each seed; `given`: the settings that they share."
     return {
@@ -83,16 +107,20 @@ def variant_runs(variants: dict, given: dict, seeds: list) -> dict:  # (variant,
     }
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #21e3cfe3
-def tuned_runs(c: RelationCorpus, frozen: dict, tuning: dict, seeds: list) -> dict:  # (variant, seed) -> folder
+def tuned_runs(c: RelationCorpus, frozen: dict, tuning: dict, seeds: list, at: GenecisTasks, rates: list) -> tuple:
     """The published recipe and its ablations: a Combiner on the frozen backbone (settings `frozen`) goes on with the
-    settings `tuning`, while no tower of the backbone trains, one, or both."""
-    runs = {}
-    for v, change in progress(TUNED_VARIANTS.items(), 'tuned'):
-        for s in seeds:
-            one = PUBLISHED_COMBINER | change | dict(seed=s)
-            begun = train_variant(c, frozen | one | dict(tune='none'))
-            runs[v, s] = train_variant(c, tuning | one, begun)
-    return runs
+    settings `tuning`, while no tower of the backbone trains, one, or both. The learning rate of each is chosen among
+    `rates` with the first seed.
+
+    Two dicts: (variant, seed) -> folder, variant -> RateSearch."""
+    runs, searches = {}, {}
+    for v, change in progress(TUNED_VARIANTS.items() if seeds else [], 'tuned'):
+        one = {s: PUBLISHED_COMBINER | change | dict(seed=s) for s in seeds}
+        begun = {s: train_variant(c, frozen | p | dict(tune='none')) for s, p in one.items()}
+        searches[v] = search_rate(c, tuning | one[seeds[0]], at, rates, begun[seeds[0]])
+        for s, p in one.items():
+            runs[v, s] = train_variant(c, tuning | p | dict(lr=searches[v].best), begun[s])
+    return runs, searches
 
 
 def start_entries(c: RelationCorpus, given: dict, at: GenecisTasks) -> list:  # of Entry
@@ -149,12 +177,13 @@ def rival_of(variant: str) -> str:
     return 'tune_both' if variant in TUNED_VARIANTS else 'combiner'
 
 
-def variant_leads(per_query, variants, rival, seed: int = 0) -> dict:  # variant -> comparison
-    "How much better each variant is than `rival` (a function of its name), corrected; not those that are their own."
+def variant_leads(per_query, variants, rival, seed: int = 0, untuned=()) -> dict:  # variant -> comparison
+    """How much better each variant is than `rival` (a function of its name), corrected; not those that are their own.
+    One of the `untuned` has no verdict."""
     found = {
         v: compare(per_query, v, rival(v), seed=seed) for v in variants if v in set(per_query.method) and v != rival(v)
     }
-    return corrected(found)
+    return marked_untuned(corrected(found), untuned)
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #5b135cb4
 def ablation_labels(per_query) -> dict:  # variant -> label
@@ -193,10 +222,12 @@ def ablation_table(per_query, leads: dict) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/18_combiner_variants.ipynb #5abd3f4c
-def recipe_leads(per_query, seed: int = 0) -> dict:  # (recipe, rival, '') -> comparison
-    "Each recipe against each late fusion and against its network before training, corrected `by_question`."
+def recipe_leads(per_query, seed: int = 0, untuned=()) -> dict:  # (recipe, rival, '') -> comparison
+    """Each recipe against each late fusion and against its network before training, corrected `by_question`. One of
+    the `untuned` has no verdict."""
     trained = [v for v in RECIPES if v in set(per_query.method)]
-    return rival_leads({'': per_query}, [(v, b) for v in trained for b in (*BASELINES, start_of(v))], seed=seed)
+    pairs = [(v, b) for v in trained for b in (*BASELINES, start_of(v))]
+    return marked_untuned(rival_leads({'': per_query}, pairs, seed=seed), untuned)
 
 
 def recipe_table(per_query, over: dict, back: dict) -> pd.DataFrame:

@@ -114,7 +114,8 @@ def training_note(p: dict) -> str:
     "One line on the training that all variants share."
     base = base_of(SweepParameters.of(dict(changes={}) | p))
     return (
-        f'{p["backbone"]}; {base["samples"]:,} products, {base["steps"]:,} steps of {base["batch_size"]}; '
+        f'{p["backbone"]}; {base["samples"]:,} products, {base["steps"]:,} steps of {base["batch_size"]}, '
+        f'one learning rate ({base["lr"]:g}) for all variants, not searched for each; '
         f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws the order, the images and the new parameters'
     )
 

@@ -7,7 +7,7 @@ __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIF
            'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'known_as',
            'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
            'at_start', 'named_control', 'start_entry', 'control_entries', 'with_controls', 'compared_methods',
-           'judged_pairs', 'cached', 'read_cached']
+           'judged_pairs', 'tuning_notes', 'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ from ..api import TrainingConfig
 from ..backbones.features import TextMemory
 from ..core.experiment_files import names_experiment, parameters
 from ..core.code import loader_version
-from ..core.store import fingerprint, stored, stored_json, stored_table
+from ..core.store import fingerprint, manifest, stored, stored_json, stored_table
 from .comparison import UNTRAINED
-from ..methods.late_fusion import BASELINES
+from ..methods.late_fusion import BASELINES, fusion_notes
 from ..methods.pseudo_words import TextInPrompt
 from ..train import settings, train_or_load
 
@@ -241,6 +241,21 @@ def judged_pairs(entries: list) -> list:  # of (method, rival)
     trained = list(dict.fromkeys(e.name for e in entries if e.run))
     rivals = {m: [*BASELINES, *(m + end for end in CONTROL_TITLES)] for m in trained}
     return [(m, r) for m in trained for r in rivals[m] if r in names]
+
+
+def _kept_of(given: dict) -> str:
+    "Which weights a run of these parameters keeps, in words."
+    every, steps = given['eval_every'], f'{given["steps"]:,} steps'
+    return f'best of a validation every {every:,} of {steps}' if every else f'last of {steps}'
+
+
+def tuning_notes(entries: list) -> list:  # of str
+    """What was tuned for each side, for below a table: the options and queries of each late fusion, a line each; then
+    the learning rate of each training, its length, and which weights it keeps."""
+    first = {e.title: manifest(e.run)['params'] for e in reversed(entries) if e.run}
+    said = [f'{title} {p["lr"]:g}, {_kept_of(p)}' for title, p in reversed(first.items())]
+    trained = f'Learning rate of each training, one each, not searched on this page: {"; ".join(said)}.'
+    return [*fusion_notes(entries), *([trained] if said else [])]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #02a04b1e
 RANKING_COLUMNS = ['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size']

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GROUPS', 'KEPT_GROCERY', 'grocery_trainings', 'grocery_fusions', 'grouped_lines', 'GroceryRun', 'run_grocery',
-           'grocery_table', 'table_with_leads', 'kept_correction', 'judged_by_interval', 'photographs_line',
-           'shelf_figure', 'ask_for_another', 'conflict_words', 'condition_strips']
+           'grocery_table', 'table_with_leads', 'kept_correction', 'photographs_line', 'shelf_figure',
+           'ask_for_another', 'conflict_words', 'condition_strips']
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #be6639cf
 from dataclasses import dataclass, replace
@@ -26,7 +26,6 @@ from cis_nb.experiments.comparison import (
     format_uncertainty,
     over_seeds,
     rival_leads,
-    verdict,
 )
 from .entries import Entry, read_cached, trained_entry, untrained_methods
 from .matrix import rank_entries
@@ -176,24 +175,12 @@ def table_with_leads(table: pd.DataFrame, leads: dict, titles: dict, groups: dic
 
 
 def kept_correction(kept: pd.DataFrame) -> str:
-    "How the differences in a table of `table_with_leads` were judged, in words; one kept early has intervals alone."
+    """How the differences in a table of `table_with_leads` were judged, in words. One kept early has no p-values, which
+    Holm's correction needs, so it has no verdicts."""
     cells = kept.filter(like='CondViT − method, ').stack()
-    judged = cells[cells != ''].str.endswith(')').all()
-    of = 'the rivals of one kind in one group of queries'
-    return f'verdicts by Holm’s correction for {of}' if judged else 'verdicts by the 95 % intervals, not corrected'
-
-
-def judged_by_interval(kept: pd.DataFrame) -> pd.DataFrame:
-    "A table of `table_with_leads` with a verdict by the interval alone behind each difference that has none."
-
-    def judged(cell: str) -> str:
-        if not cell or cell.endswith(')'):
-            return cell
-        low, high = (float(x.strip('[],')) for x in cell.replace('−', '-').split()[1:])
-        return f'{cell} ({verdict(dict(low=low, high=high))})'
-
-    leads = [c for c in kept if c.startswith('CondViT − method, ')]
-    return kept.assign(**{c: kept[c].map(judged) for c in leads})
+    if cells[cells != ''].str.endswith(')').all():
+        return 'verdicts by Holm’s correction for the rivals of one kind in one group of queries'
+    return '95 % intervals; no verdicts, since no p-values were kept that Holm’s correction could use'
 
 
 def photographs_line(kept: pd.DataFrame) -> str:

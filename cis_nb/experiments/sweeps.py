@@ -166,6 +166,8 @@ def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the ta
     `together`: which differences are corrected for their number."""
     base, seeds = base_of(p), ', '.join(map(str, p.seeds))
     training = f'{p.backbone}, {base["steps"]} steps of {base["batch_size"]}, seeds {seeds}'
+    if not {'lr', 'steps'} & {k for change in p.changes.values() for k in change}:
+        training += f', one learning rate ({base["lr"]:g}) and length for all, not searched for each'
     return [
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
