@@ -204,7 +204,8 @@ def corrected(found: dict) -> dict:
 
 def marked_untuned(found: dict, untuned) -> dict:
     "Comparisons (label -> comparison), those with a method of `untuned` marked: only their other side was tuned."
-    return {label: dict(c, untuned=True) if {c['a'], c['b']} & {*untuned} else c for label, c in found.items()}
+    one = {label for label, c in found.items() if len({c['a'], c['b']} & {*untuned}) == 1}
+    return {label: dict(c, untuned=True) if label in one else c for label, c in found.items()}
 
 
 def by_own_p(c: dict) -> dict:
