@@ -71,10 +71,8 @@ def query_measurements(p: dict) -> list:  # of Measurement
     sampled = {n: sampler_rates(shape, n, repeats, device=device, seed=seed) for n in p['sampler_rows']}
     size = dict(queries=p['ranking_queries'], images=p['ranking_images'], dim=p['ranking_dim'])
     ranked = ranking_rates(**size, steps=p['ranking_steps'], faiss_images=p['faiss_images'], device=device, seed=seed)
-    hours = embedding.set_index('condition').hours['none']
     return [
         *condvit_measurements([embedding], p['condvit_backbone']),
-        Measurement('hours for the distractors of LRVS-F, reading excluded', 'a projection', hours, '', 'h'),
         *sampler_measurements(sampled),
         *ranking_measurements(ranked, **size),
     ]

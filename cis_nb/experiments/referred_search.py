@@ -5,23 +5,24 @@
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES',
            'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS',
-           'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'ALIKE_SLOPES', 'FEWEST_HITS',
-           'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred',
-           'subsets_of', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start',
-           'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
-           'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets', 'last_step_note',
-           'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'chance_within',
-           'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note',
-           'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure', 'below_chance_note',
-           'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'referred_finding', 'text_alone_note',
-           'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
-           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
-           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
-           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title',
-           'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
-           'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
-           'late_fusion', 'category_accuracy', 'over_crop', 'accuracy_lines', 'slope_interval', 'area_slopes',
-           'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'ABOVE_DETECTION', 'ALIKE_SLOPES',
+           'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method',
+           'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'run_referred',
+           'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt',
+           'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals',
+           'rival_notes', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets',
+           'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style',
+           'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis',
+           'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls',
+           'compared_note', 'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories',
+           'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
+           'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
+           'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
+           'example_strips', 'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table',
+           'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain',
+           'lead_line', 'over_filter', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'over_crop',
+           'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes',
+           'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ from cis_nb.experiments.combiner_ablations import (
     TOO_LOW,
     between,
     claim_evidence,
+    of_clause,
     untested,
     within,
     within_share,
@@ -1235,6 +1237,9 @@ def over_crop(run: ReferredRun, task: str, distractors: int, seed: int = 0) -> d
     return claim_evidence(found, f'Cat@1 {under(task)}: {pair}', role)
 
 
+ABOVE_DETECTION = 'above the detection pipeline'  # a clause of L10
+
+
 def accuracy_lines(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
     """L10: Cat@1 of each conditional model, above 98 % and above that of a detector's crop under the same condition;
     windows of the backbone are no such detector."""
@@ -1244,13 +1249,24 @@ def accuracy_lines(run: ReferredRun, distractors: int, seed: int = 0) -> list:  
     found = [claim_evidence(c, f'Cat@1 of {run.titles[CONDVITS[task]]} − 98, {size}') for task, c in known.items()]
     crops = [task for task in known if CROP in set(run.among(distractors, task).method)]
     above = [over_crop(run, task, distractors, seed) for task in crops]
-    if found and all(c.get('role') == OWN_COMPARISON for c in above):
-        above.append(untested('above the detection pipeline; no crop at the box of a trained detector'))
-    return found + above
+    if not found:
+        return []
+    if all(c.get('role') == OWN_COMPARISON for c in above):
+        missing = f'{ABOVE_DETECTION}; no crop at the box of a trained detector'
+        return [*found, *above, untested(missing, ABOVE_DETECTION)]
+    return found + of_clause(above, ABOVE_DETECTION)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #5c7a10d9
 ALIKE_SLOPES = 10.0  # percent of a method's R@1 each time the area doubles; a limit of this book
 FEWEST_HITS = 25  # queries that a method must solve in each seed for its slope to be compared; a limit of this book
+LATE_FUSION, OWN_COMBINER = f'{CLIP4CIR}_category', f'{COMBINER}_category'
+SIZE_CLAUSES = {  # method -> its clause of L14; that of CondViT is its slope, those of the others a pair with it
+    CONDVIT: 'CondViT finds small items less often',
+    VIT: 'an unconditional ViT degrades faster',
+    CROP: 'detection degrades like CondViT',
+    LATE_FUSION: 'CLIP4Cir degrades faster',
+    OWN_COMBINER: 'the Combiner of this book degrades faster',
+}
 
 
 def slope_interval(x, y, families, weights=(1,), n: int = 1000, seed: int = 0) -> dict:  # (Q,), (M,S,Q), (Q,), (M,)
@@ -1301,32 +1317,36 @@ def fewest_hits(lines: pd.DataFrame, method: str) -> int:
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #c3572d67
 def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, seed: int = 0) -> list:  # of evidence
     "A line for each method of the paper among `titles` and for each pair; too few hits: a line that says so."
-    late, own, measure = f'{CLIP4CIR}_category', f'{COMBINER}_category', 'slope of R@1 per doubling of the area'
-    there = [m for m in (CONDVIT, VIT, CROP, late, own) if m in titles]
+    measure, there = 'slope of R@1 per doubling of the area', [m for m in SIZE_CLAUSES if m in titles]
     few = {m: n for m, n in ((m, fewest_hits(lines, m)) for m in there) if n < FEWEST_HITS}
     known = [m for m in there if m not in few]
 
     def line(weights: dict) -> dict:
         what = f'{measure}: {" − ".join(titles[m] for m in weights)}'
-        found = claim_evidence(area_slopes(lines, weights, areas, seed), what, OWN_COMPARISON if own in weights else '')
+        role = OWN_COMPARISON if OWN_COMBINER in weights else ''
+        found = claim_evidence(area_slopes(lines, weights, areas, seed), what, role)
         return dict(found, unit=' % of its mean R@1')
 
-    pairs = [{m: 1, CONDVIT: -1} for m in (VIT, late, own) if {m, CONDVIT} <= {*known}]
-    found = [line(weights) for weights in [*({m: 1} for m in known), *pairs]]
+    found = [line({m: 1}) for m in known]
+    if CONDVIT in known:
+        found[:1] = of_clause(found[:1], SIZE_CLAUSES[CONDVIT])
+        for m in [m for m in known if m not in (CONDVIT, CROP)]:
+            found += of_clause([line({m: 1, CONDVIT: -1})], SIZE_CLAUSES[m])
     if {CONDVIT, CROP} <= {*known}:
         pair = area_slopes(lines, {CONDVIT: 1, CROP: -1}, areas, seed)
         alike = within(pair, ALIKE_SLOPES, f'{measure}: {titles[CONDVIT]} − {titles[CROP]}')
-        found += [dict(c, unit=' % of its mean R@1') for c in alike]
-    return found + [untested(f'{measure}: {titles[m]} finds only {n} targets, too few') for m, n in few.items()]
+        found += of_clause([dict(c, unit=' % of its mean R@1') for c in alike], SIZE_CLAUSES[CROP])
+    too_few = {m: f'{measure}: {titles[m]} finds only {n} targets, too few' for m, n in few.items()}
+    return found + [untested(what, SIZE_CLAUSES[m]) for m, what in too_few.items()]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1b0dd47b
 def size_slopes(run: ReferredRun, areas: pd.Series, distractors: int, seed: int = 0) -> list:  # of evidence
     "L14: `slope_lines` of a run, and the clauses for which it has no method."
     lines = run.among(distractors)
     found = slope_lines(lines, {m: run.titles[m] for m in set(lines.method)}, areas, seed)
-    missing = {f'{CLIP4CIR}_category': 'CLIP4Cir degrades faster; not trained'}
-    missing |= {CROP: 'detection degrades like CondViT; no detector'}
-    return found + [untested(what) for m, what in missing.items() if m not in set(lines.method)]
+    missing = {LATE_FUSION: 'not trained', CROP: 'no detector'}
+    absent = {SIZE_CLAUSES[m]: why for m, why in missing.items() if m not in set(lines.method)}
+    return found + [untested(f'{clause}; {why}', clause) for clause, why in absent.items()]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bba627b7
 def referred_evidence(run: ReferredRun, distractors: int, seed: int = 0, areas=None) -> dict:  # claim -> lines

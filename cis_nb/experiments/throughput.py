@@ -9,11 +9,11 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'PUBLISHED_DISTRACTORS', 'call_second
            'rendering_table', 'count_operations', 'product_rate', 'contrastive_rates', 'contrastive_table',
            'captions_and_parser', 'parsing_table', 'sampling_table', 'end_to_end_rates', 'combiner_table',
            'number_or_dash', 'caption_corpus', 'corpus_sentence', 'lincir_table', 'projected_trainings',
-           'gallery_ranking_table', 'distractor_curve_table', 'embedding_operations', 'condvit_rates', 'condvit_table',
-           'Measurement', 'encoding_measurements', 'rendering_measurements', 'contrastive_measurements',
-           'mining_measurements', 'method_measurements', 'ranking_measurements', 'condvit_measurements',
-           'projection_measurements', 'end_to_end_measurements', 'measurement_table', 'goals_in_words', 'goal_figure',
-           'measurement_results']
+           'gallery_ranking_table', 'distractor_curve', 'distractor_curve_table', 'embedding_operations',
+           'condvit_rates', 'condvit_table', 'Measurement', 'encoding_measurements', 'rendering_measurements',
+           'contrastive_measurements', 'mining_measurements', 'method_measurements', 'ranking_measurements',
+           'condvit_measurements', 'projection_measurements', 'end_to_end_measurements', 'measurement_table',
+           'goals_in_words', 'goal_figure', 'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
 import time
@@ -385,10 +385,14 @@ def gallery_ranking_table(rates: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def distractor_curve_table(rates: pd.DataFrame) -> pd.DataFrame:
+def distractor_curve(rates: pd.DataFrame) -> list:  # of (distractors, R@1 in percent)
     "R@1 of each gallery of the one pass for all sizes; empty where no sizes were ranked."
-    pairs = [pair for recalls in rates.recalls.dropna() for pair in recalls]
-    return pd.DataFrame([(f'{n:,}', r) for n, r in pairs], columns=['distractors', 'R@1 (%)'])
+    return [pair for recalls in rates.recalls.dropna() for pair in recalls]
+
+
+def distractor_curve_table(rates: pd.DataFrame) -> pd.DataFrame:
+    "The `distractor_curve` as a table."
+    return pd.DataFrame([(f'{n:,}', r) for n, r in distractor_curve(rates)], columns=['distractors', 'R@1 (%)'])
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #7a457e8a
 PUBLISHED_DISTRACTORS = 2_000_014  # of LRVS-F
@@ -535,7 +539,7 @@ def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #59623f12
 def ranking_measurements(rates: pd.DataFrame, queries: int, images: int, dim: int) -> list:  # of Measurement
-    "Ranking in chunks; only two million images of 512 numbers have goals."
+    "Ranking in chunks, and the R@1 of each size; only two million images of 512 numbers have goals."
     by_name, real = rates.set_index('implementation'), images >= 2_000_000 and queries >= 2000 and dim >= 512
     mine, what = by_name.loc['ranking in chunks'], f'ranking {images:,} images'
     faiss = mine.share / by_name.share['FAISS flat']
@@ -543,6 +547,10 @@ def ranking_measurements(rates: pd.DataFrame, queries: int, images: int, dim: in
     curve = [
         Measurement(f'seconds of {name}', 'the whole gallery alone', r.seconds / mine.seconds, '', '×')
         for name, r in by_name[by_name.recalls.notna()].iterrows()
+    ]
+    curve += [
+        Measurement(f'R@1 of noisy copies among {n:,} distractors', 'a count', r, '', '%')
+        for n, r in distractor_curve(rates)
     ]
     return [
         Measurement(f'{what} in chunks', 'a plain matrix product', 100 * mine.share, '≥ 50' if real else '', '%'),
@@ -553,7 +561,7 @@ def ranking_measurements(rates: pd.DataFrame, queries: int, images: int, dim: in
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #4f196427
 def condvit_measurements(rates: list, backbone: str) -> list:  # of Measurement
-    "With a condition against without, and the share of large multiplications, on each device."
+    "With a condition against without, the share of large multiplications, and projected hours, on each device."
     found, what = [], f'CondViT over {backbone}, images per second'
     for r in rates:
         device, by = r.device.iloc[0], r.set_index('condition')
@@ -562,6 +570,8 @@ def condvit_measurements(rates: list, backbone: str) -> list:  # of Measurement
         found.append(Measurement(f'{what}, {device}, with a category', 'without', ratio, '', '×'))
         share = 100 * by.share['none']
         found.append(Measurement(f'operations of CondViT, {device}', 'multiplying large matrices', share, '', '%'))
+        hours = f'hours for the {PUBLISHED_DISTRACTORS:,} distractors of LRVS-F, {device}, reading excluded'
+        found.append(Measurement(hours, 'a projection', by.hours['none'], '', 'h'))
     return found
 
 

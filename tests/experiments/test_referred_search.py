@@ -15,7 +15,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import project_root
-from cis_nb.experiments.claims import CERTAIN, judge_evidence
+from cis_nb.experiments.claims import CERTAIN, joined_evidence, judge_evidence, kept_receipts
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, TOO_LOW, UNTESTED
 from cis_nb.experiments.comparison import UNTRAINED, by_own_p, verdict
 from cis_nb.experiments.entries import Entry
@@ -23,6 +23,7 @@ from cis_nb.experiments.referred_search import (
     CONDVITS,
     CROP,
     FILTERED,
+    SIZE_CLAUSES,
     ReferredRun,
     late_fusions,
     accuracy_lines,
@@ -365,6 +366,40 @@ def test_all_methods_of_the_paper_decide_on_size():
     steep = run.per_query.method.replace(dict(condvit_category='vit_products', vit_products='condvit_category'))
     exchanged = replace(run, per_query=run.per_query.assign(method=steep))
     assert judge_evidence(size_slopes(exchanged, areas, 5)).verdict == 'not reproduced'
+
+
+def test_a_clause_on_size_is_not_untested_where_another_page_tests_it():
+    rates = dict(condvit_category=(0.5, 0.05), vit_products=(0.1, 0.15), clip4cir_products_category=(0.1, 0.14))
+    run, areas = sized(rates)
+    two = replace(run, per_query=run.per_query[run.per_query.method != 'clip4cir_products_category'])
+    rare = replace(run, per_query=run.per_query.assign(rank=3))
+    pages = [dict(evidence=dict(L14=size_slopes(r, areas, 5))) for r in (two, rare, run)]
+    assert 'CLIP4Cir degrades faster; not trained' in [c['what'] for c in pages[0]['evidence']['L14']]
+    left = [c['what'] for c in joined_evidence(dict(enumerate(pages)))['L14'] if c.get('role') == UNTESTED]
+    assert set(left) == {'detection degrades like CondViT; no detector'}
+    alone = [c['what'] for c in joined_evidence(dict(enumerate(pages[:2])))['L14'] if c.get('role') == UNTESTED]
+    assert len(alone) == 4 and any('clip4cir_products_category finds only 0' in what for what in alone)
+
+
+def test_a_detector_on_another_page_tests_the_crop_and_windows_do_not(model):
+    crop = {('category', CROP): 0.8}
+    windows = crop_method('detector_crop', None, 'windows', model, 'cpu').detector
+    none, own, real = (
+        dict(evidence=dict(L10=accuracy_lines(run, 5)))
+        for run in (
+            both_tasks({('category', 'condvit_category'): 0.5}),
+            cropped_by(windows, crop),
+            cropped_by('o', crop),
+        )
+    )
+    assert judge_evidence(joined_evidence(dict(a=none, b=own))['L10']).verdict == 'undecided'
+    assert judge_evidence(joined_evidence(dict(a=none, b=real))['L10']).verdict == 'reproduced'
+
+
+def test_kept_runs_test_no_clause_that_they_name_as_untested():
+    lines = joined_evidence(kept_receipts())['L14']
+    assert any(c.get('clause') == SIZE_CLAUSES['clip4cir_products_category'] and 'diff' in c for c in lines)
+    assert not [c for c in lines if c['what'].startswith('CLIP4Cir degrades faster')]
 
 
 def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():
