@@ -460,10 +460,10 @@ def choosing_numbers(tuning: list, p: dict) -> dict:  # name of a benchmark -> n
 
 
 def with_chosen_prompts(entries: list, tuning: list, p: dict) -> list:  # of Entry
-    "Pseudo-words, and their controls, with a prompt of `prompts` in `p` for each task, chosen on `choosing_numbers`."
+    """Pseudo-words, and their controls, with a prompt of `prompts` in `p` for each task, chosen on at most
+    `choosing_numbers` of its queries."""
     n = choosing_numbers(tuning, p)
-    by_task = {b.name: -(-n[b.name] // max(1, len(choosing_tasks(b, n[b.name])))) for b in tuning}
-    fewer = [replace(b, tasks={k: evenly(t, by_task[b.name]) for k, t in b.tasks.items()}) for b in tuning]
+    fewer = [replace(b, tasks={k: evenly(t, n[b.name]) for k, t in b.tasks.items()}) for b in tuning]
     return with_prompt_choice(entries, p['prompts'], validation_among(fewer))
 
 
