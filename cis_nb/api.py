@@ -128,6 +128,16 @@ class Queries:
         if len(set(sizes.values())) > 1:
             given = ', '.join(f'{n} {name}' for name, n in sizes.items())
             raise ValueError(f'queries: {given}; give one of each for every query')
+        if whole := [name for name, field in fields.items() if isinstance(field, str)]:
+            raise ValueError(
+                f'{whole[0]}: {fields[whole[0]]!r} is one string; give a list with one entry for each query'
+            )
+        for id, texts in zip(self.ids, self.texts):
+            if isinstance(texts, str):
+                raise ValueError(f'texts: query {id!r} has {texts!r}; give it a list of texts, [{texts!r}]')
+        for id, text in zip(self.ids, self.negative or []):
+            if not isinstance(text, str | None):
+                raise ValueError(f'negative: query {id!r} has {text!r}; give it one text, or None')
 
     def __len__(self):
         return len(self.ids)

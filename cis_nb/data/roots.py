@@ -83,7 +83,7 @@ SOURCES = {  # folders and files below CIS_DATA that parameter files name -> whe
     'synthtriplets18m': (
         'https://huggingface.co/datasets/navervision/SynthTriplets18M',
         'see its page',
-        '18.8 million triplets, to be written anew by write_triplet_shards',
+        '18.8 million triplets; no converter of the published format is here, write them by write_triplet_shards',
     ),
     'flickr8k': (
         'https://hockenmaier.cs.illinois.edu/8k-pictures.html (on request)',

@@ -129,7 +129,10 @@ DATA = {
     'G16': f'{BOTH_TOWERS} over each backbone',
     'L01 L08': f'the photographs of LRVS-F and published weights; {PUBLISHED_RUN} ranks CLIP and CondViT, ViT-B/16',
     'L03': 'the photographs of LRVS-F, a detector, and a segmenter, which the book does not have',
-    'C02 C04': 'CLIP4Cir with both of its steps: the first trains CLIP, and the Combiners here are the second alone',
+    'C02 C04': (
+        'two-step CLIP4Cir, which is not implemented for CIRR: its first step trains CLIP, and the Combiners here are '
+        'the second alone'
+    ),
     'C16': 'the triplets of InstructPix2Pix',
     'L06': (
         f'the photographs of LRVS-F and published weights; {PUBLISHED_RUN} ranks CondViT, '

@@ -1739,13 +1739,13 @@ def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
 
 
 def cirr_words(run: MatrixRun, found: dict) -> str:
-    "CIRR R@1 of stage 2 beside the chosen baseline and the strongest of `cirr_rivals`; empty without CIRR."
+    "CIRR R@1 of stage 2 beside Image + Text, the chosen baseline and the strongest rival; empty without CIRR."
     if 'cirr' not in run.benchmarks:
         return ''
     value = main_rows('cirr', run.results).set_index('method').value[ZERO_SHOT]
     rivals = cirr_rivals(run, found)
     strongest = sorted(rivals, key=lambda r: rivals[r]['diff'])[:1]
-    shown = [r for r in dict.fromkeys([strongest_on(run, 'cirr'), *strongest]) if r in rivals]
+    shown = [r for r in dict.fromkeys(['image_text', strongest_on(run, 'cirr'), *strongest]) if r in rivals]
     return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *(lead_in_words(rivals[r]) for r in shown)])
 
 

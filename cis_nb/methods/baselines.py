@@ -90,13 +90,16 @@ class FeatureMethod:
         return self.encoded[id(images)][1]
 
     def reference_features(self, queries) -> torch.Tensor:  # (Q,D)
-        "Raw features of the references; zeros where a query has none."
+        "Raw features of the references; zeros where a query has none. ValueError for one without a feature."
+        if queries.images is None:
+            raise ValueError('images: is None; give the image source that holds the references')
         f = self.encode_gallery(queries.images)
         ref = torch.zeros(len(queries), f.array.shape[1])
-        rows = [(q, f.index[r]) for q, r in enumerate(queries.references) if r is not None]
-        if rows:
-            q, r = map(list, zip(*rows))
-            ref[q] = torch.from_numpy(np.asarray(f.array[r], dtype=np.float32))
+        if rows := [q for q, r in enumerate(queries.references) if r is not None]:
+            try:
+                ref[rows] = f[[queries.references[q] for q in rows]]
+            except KeyError as e:
+                raise ValueError(f'references: {e.args[0]}; name images of the source, or None') from None
         return ref
 
     @torch.no_grad()

@@ -696,16 +696,29 @@ def masked_references(self: CompoDiffMethod, queries, ref, block: int = 64) -> t
         ref[part] = self.backbone.encode_image(masked_pixels(pixels, mask[part])).float().cpu()
     return ref
 
-# %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00002e
+
 @patch
-@torch.no_grad()
-def encode_queries(self: CompoDiffMethod, queries, block: int = 64) -> torch.Tensor:  # (Q,D), l2-normalised
-    "One embedding for each query. ValueError for masks of another size or type."
+def conditioned_references(self: CompoDiffMethod, queries) -> torch.Tensor | None:  # (Q,D); None without any
+    "What the denoiser reads of the references, with masks applied; ValueError where it is not finite."
     ref = None
     if any(r is not None for r in queries.references):
         ref = self.reference_features(queries)
     if queries.mask is not None:
         ref = self.masked_references(queries, torch.zeros(len(queries), self.net.shape.D) if ref is None else ref)
+    if ref is None or ref.isfinite().all():
+        return ref
+    bad = [id for id, row in zip(queries.ids, ref) if not row.isfinite().all()]
+    raise ValueError(
+        f'references: the image features of queries {bad[:5]} hold NaN or infinite values; encode their images again'
+    )
+
+# %% ../../nbs/04b_methods/12_compodiff.ipynb #cd00002e
+@patch
+@torch.no_grad()
+def encode_queries(self: CompoDiffMethod, queries, block: int = 64) -> torch.Tensor:  # (Q,D), l2-normalised
+    """One embedding for each query. ValueError for references without a feature or with one that is not finite, and
+    for masks of another size or type."""
+    ref = self.conditioned_references(queries)
     rows = [(k, text) for k, some in enumerate(queries.texts) for text in some or ['']]
     seeds, parts = query_seeds(queries.ids, self.seed), []
     for a in range(0, len(rows), block):

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['DIFFUSION_STEPS', 'BRANCHES', 'FIRST_STEPS', 'COMPILERS', 'cosine_alphas', 'add_noise', 'GuidedQueries',
            'branch_weights', 'joined_cache', 'joined_tokens', 'GuidedCache', 'guided_cache', 'step_pairs',
-           'ddim_coefficients', 'run_steps', 'clean_from_noise', 'SamplerSettings', 'query_seeds', 'QueryNoise',
-           'compiled_step', 'sample_embeddings']
+           'ddim_coefficients', 'run_steps', 'clean_from_noise', 'check_number', 'SamplerSettings', 'query_seeds',
+           'QueryNoise', 'compiled_step', 'sample_embeddings']
 
 # %% ../../nbs/04b_methods/11_diffusion.ipynb #d1f00003
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 
 import torch
 from torch.nn import functional as F
@@ -186,6 +187,16 @@ def clean_from_noise(x, t: int, noise) -> torch.Tensor:  # (R,D), (R,D) -> (R,D)
 COMPILERS = ('', 'inductor', 'aot_eager', 'eager')
 
 
+def check_number(name: str, value, least=-math.inf, most=math.inf, kind=Real):
+    "ValueError unless `value` is a finite number of its kind, `Real` or `Integral`, from `least` to `most`."
+    number = isinstance(value, kind) and not isinstance(value, bool)
+    if number and math.isfinite(value) and least <= value <= most:
+        return
+    words = 'an integer' if kind is Integral else 'a finite number'
+    bounds = {(True, True): f' from {least} to {most}', (True, False): f' of at least {least}'}
+    raise ValueError(f'{name}: must be {words}{bounds.get((least > -math.inf, most < math.inf), "")}, got {value!r}')
+
+
 @dataclass(frozen=True)
 class SamplerSettings:
     "How embeddings are sampled; the defaults evaluate the network `steps` times and are deterministic."
@@ -204,20 +215,14 @@ class SamplerSettings:
     def __post_init__(self):
         one_of('predicts', self.predicts, FIRST_STEPS)
         one_of('compile', self.compile, COMPILERS)
-        if not 0 <= self.first < DIFFUSION_STEPS:
-            raise ValueError(f'first: must be a step from 0 to {DIFFUSION_STEPS - 1}, got {self.first!r}')
-        least = 2 if self.literal else 1
-        if not least <= self.steps <= DIFFUSION_STEPS:
-            raise ValueError(f'steps: must be from {least} to {DIFFUSION_STEPS}, got {self.steps!r}')
-        if self.samples < 1:
-            raise ValueError(f'samples: must be at least 1, got {self.samples!r}')
-        for name in ('eta', 'mix'):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f'{name}: must be from 0 to 1, got {value!r}')
-        for name in ('w_image', 'w_text'):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f'{name}: must be a number, got {getattr(self, name)!r}')
+        one_of('literal', self.literal, (False, True))
+        check_number('first', self.first, 0, DIFFUSION_STEPS - 1, Integral)
+        check_number('steps', self.steps, 2 if self.literal else 1, DIFFUSION_STEPS, Integral)
+        check_number('samples', self.samples, 1, kind=Integral)
+        check_number('eta', self.noise_share, 0, 1)
+        check_number('mix', self.mix, 0, 1)
+        check_number('w_image', self.w_image)
+        check_number('w_text', self.w_text)
 
     @property
     def noise_share(self) -> float:

@@ -1,6 +1,7 @@
 "The sampler of CompoDiff: schedule and steps by hand, guidance and sampling against loops, queries that do not fit."
 
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -256,6 +257,18 @@ def test_a_compiled_sampler_gives_the_same_with_one_program_for_all_times_batche
     assert found[0] == found[2] > 0, found
 
 
+@pytest.mark.e2e
+def test_a_step_that_inductor_compiles_gives_the_same():
+    if not (shutil.which('c++') or shutil.which('g++')):
+        pytest.skip('inductor compiles C++, and there is no C++ compiler here')
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = Denoiser(replace(SHAPE, depth=1)).eval().requires_grad_(False)
+    s = M.SamplerSettings(steps=2)
+    compiled = M.sample_embeddings(net, queries(), SEEDS, replace(s, compile='inductor'))
+    near(compiled, M.sample_embeddings(net, queries(), SEEDS, s), eps=1e-4)
+
+
 @pytest.mark.parametrize('eta', [0.0, 1.0])
 def test_a_gaussian_is_sampled_with_its_mean_and_variance(eta):
     "With the exact denoiser of N(3, 0.5^2), in one dimension."
@@ -309,14 +322,20 @@ def test_masks_of_bool_and_numbers_are_the_same(net):
 @pytest.mark.parametrize(
     'given, said',
     [
-        (dict(steps=0), 'steps: must be from 1 to 1000, got 0'),
-        (dict(steps=1001), 'steps: must be from 1 to 1000, got 1001'),
-        (dict(steps=1, literal=True), 'steps: must be from 2 to 1000, got 1'),
-        (dict(samples=0), 'samples: must be at least 1, got 0'),
-        (dict(eta=-0.1), 'eta: must be from 0 to 1'),
-        (dict(mix=1.5), 'mix: must be from 0 to 1'),
-        (dict(w_image=math.inf), 'w_image: must be a number'),
-        (dict(w_text=math.nan), 'w_text: must be a number'),
+        (dict(steps=0), 'steps: must be an integer from 1 to 1000, got 0'),
+        (dict(steps=1001), 'steps: must be an integer from 1 to 1000, got 1001'),
+        (dict(steps=1, literal=True), 'steps: must be an integer from 2 to 1000, got 1'),
+        (dict(samples=0), 'samples: must be an integer of at least 1, got 0'),
+        (dict(steps=2.5), 'steps: must be an integer from 1 to 1000, got 2.5'),
+        (dict(steps=True), 'steps: must be an integer from 1 to 1000, got True'),
+        (dict(samples=1.5), 'samples: must be an integer of at least 1, got 1.5'),
+        (dict(first='x'), "first: must be an integer from 0 to 999, got 'x'"),
+        (dict(eta='x'), "eta: must be a finite number from 0 to 1, got 'x'"),
+        (dict(w_image='x'), "w_image: must be a finite number, got 'x'"),
+        (dict(eta=-0.1), 'eta: must be a finite number from 0 to 1'),
+        (dict(mix=1.5), 'mix: must be a finite number from 0 to 1'),
+        (dict(w_image=math.inf), 'w_image: must be a finite number'),
+        (dict(w_text=math.nan), 'w_text: must be a finite number'),
     ],
 )
 def test_settings_that_no_sampler_has_are_refused(given, said):
