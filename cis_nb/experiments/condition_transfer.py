@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['TEXT', 'CATEGORY', 'NONE', 'NOUN', 'TEXT_ALL', 'NOUN_ALL', 'START_TEXT', 'START', 'TUNED', 'PRODUCT', 'ASKED',
            'HELD_OUT', 'SEEN', 'GROUP_KS', 'TRANSFER_RIVALS', 'HEADLINE', 'REQUEST_COLUMNS', 'PROBES', 'WORN',
-           'OWN_TEXT', 'transfer_variants', 'products_left_out', 'start_fusions', 'transfer_entries', 'start_note',
-           'named_product', 'noun_task', 'same_subtype', 'transfer_benchmark', 'query_groups', 'run_transfer',
-           'group_lines', 'mean_over_seeds', 'mean_recall', 'group_chance', 'word_group_table', 'group_differences',
-           'group_forest', 'transfer_finding', 'recoloured', 'drawn_references', 'colour_requests', 'most_visible',
-           'absent_requests', 'probe', 'probe_table', 'probe_figure', 'probe_leads', 'probe_finding', 'probe_evidence',
-           'request_rows', 'worst_rows', 'encode_under', 'own_text_lines', 'blank_like', 'own_text_table',
-           'own_text_evidence']
+           'OWN_TEXT', 'transfer_variants', 'products_left_out', 'start_fusions', 'transfer_entries', 'read_before',
+           'start_note', 'named_product', 'noun_task', 'same_subtype', 'transfer_benchmark', 'query_groups',
+           'run_transfer', 'group_lines', 'mean_over_seeds', 'mean_recall', 'group_chance', 'word_group_table',
+           'group_differences', 'group_forest', 'transfer_finding', 'recoloured', 'drawn_references', 'colour_requests',
+           'most_visible', 'absent_requests', 'probe', 'probe_table', 'probe_figure', 'probe_leads', 'probe_finding',
+           'probe_evidence', 'request_rows', 'worst_rows', 'encode_under', 'own_text_lines', 'blank_like',
+           'own_text_table', 'own_text_evidence']
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #051bea51
 import json
@@ -31,7 +31,7 @@ from ..core.plotting import draw_intervals, forest, page
 from ..data.augmentation import stored_size
 from ..data.products import has_words, without_words
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, claim_evidence
-from .comparison import by_question, by_verdict, compare, forest_rows
+from .comparison import by_question, by_verdict, compare, forest_rows, verdict
 from .condvit_ablations import Variant
 from .entries import Entry, read_cached, untrained_methods
 from ..methods.late_fusion import TunedProduct, TunedSum
@@ -111,16 +111,23 @@ def transfer_entries(p: dict, model, tasks) -> list:  # of Entry
     return [*train_variants(SweepParameters.of(p | dict(changes=changes)), model), *map(Entry, start)]
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #b2ae4fa7
-def start_note(model, words) -> str:
-    "What is known of the products and words that a backbone has read before the trainings of this page."
+def read_before(model, words) -> tuple:  # products, all products; empty where they are not known
+    "How many of a shipped backbone's training products have one of `words` in a caption."
     file = tiny_folder(model.name) / 'backbone.json'
     shipped = file.exists() and str(model.source).startswith(f'{model.name}/')
     trained = json.loads(file.read_text())['trained']['params'] if shipped else {}
     if trained.get('content') != 'products':
-        return f'What {model.name} has read before is not known here.'
+        return ()
     captions = [product_captions(item.product) for item in split_products('train', trained['samples'])]
-    named = sum(any(has_words(c, words) for c in some) for some in captions)
-    return f'Training of {model.name} itself: {named:,} of its {len(captions):,} products have a held-out word.'
+    return sum(any(has_words(c, words) for c in some) for some in captions), len(captions)
+
+
+def start_note(model, words) -> str:
+    "What is known of the products and words that a backbone has read before the trainings of this page."
+    known = read_before(model, words)
+    if not known:
+        return f'What {model.name} has read before is not known here.'
+    return f'Training of {model.name} itself: {known[0]:,} of its {known[1]:,} products have a held-out word.'
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #869aaede
 def named_product(image: str) -> Product:  # None where it is none
@@ -258,8 +265,11 @@ def group_forest(found: dict, titles: dict):
 def transfer_finding(found: dict, titles: dict, numbers: bool = True) -> str:
     "What a training gains over each rival on held-out words, and loses to the training on all words, `by_verdict`."
     ((own, k),) = {(c['a'], c['k']) for c in found.values()}
-    said = by_verdict({titles[r]: found[r, HELD_OUT] for r in HEADLINE[own]}, numbers)
-    return f'R@{k} ({titles[own]} minus these) {said}'
+    *rivals, whole = HEADLINE[own]
+    gains = by_verdict({titles[r]: found[r, HELD_OUT] for r in rivals}, numbers)
+    last = {titles[whole]: found[whole, HELD_OUT]}
+    loss = by_verdict(last) if numbers else f'{verdict(found[whole, HELD_OUT])}: {titles[whole]}'
+    return f'R@{k} ({titles[own]} minus these) {gains}; {loss}'
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #46615236
 def recoloured(p: Product) -> Product:

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import shutil
 import tarfile
 
 import numpy as np
@@ -35,7 +37,7 @@ from cis_nb.benchmarks.lrvsf_search import (
 )
 from cis_nb.benchmarks.lrvsf_training import lrvsf_training_images
 from cis_nb.data.products import LRVSF_CATEGORIES, resized_white_square
-from cis_nb.retrieval.protocol import evaluate_benchmark
+from cis_nb.retrieval.protocol import NoQueries, evaluate_benchmark
 from cis_nb.world.lrvsf import lrvsf_root, split_products
 from cis_nb.world.wardrobe import product_captions
 
@@ -406,6 +408,25 @@ def test_distractors_of_val_with_one_id_are_refused(tmp_path):
         read_lrvsf(folder, 'val')
 
 
+def test_a_product_without_a_caption_is_named(tmp_path):
+    h = Hand()
+    h.simple[2]['blip2_caption1'] = None
+    data = read_lrvsf(h.write(tmp_path / 'lrvsf'))
+    with pytest.raises(ValueError, match="LRVS-F test, product '102': the caption1 is empty .*leave the product out"):
+        lrvsf_task(data, 'text')
+    assert len(lrvsf_task(data, 'category').queries) == 6
+
+
+@pytest.mark.parametrize('split, files', [('test', 'TEST/*.parquet'), ('val', 'VALID/*.tar')])
+def test_metadata_without_images_are_an_error_with_the_place_of_the_images(split, files, tmp_path):
+    folder = Hand(split=split).write_val(tmp_path / 'lrvsf')
+    for place in ('TEST', 'VALID'):
+        shutil.rmtree(folder / place)
+    said = f'{folder}: none of the 6 products of the {split} split has both of its images in {files}; metadata alone'
+    with pytest.raises(NoQueries, match=f'{re.escape(said)} .*Get it from https://huggingface.co/.*at the addresses'):
+        read_lrvsf(folder, split)
+
+
 def test_conditions_of_the_other_task_are_refused(data):
     swapped = data.pairs.rename(columns=dict(category='caption1', caption1='category'))
     data.pairs = swapped
@@ -415,8 +436,10 @@ def test_conditions_of_the_other_task_are_refused(data):
         lrvsf_task(data, 'category')
     with pytest.raises(ValueError, match="condition 'Bags' in the task text is the name of a category"):
         lrvsf_task(data, 'text')
-    with pytest.raises(ValueError, match='the condition is None; each query needs a text'):
-        check_conditions('text', [None], 'here')
+    with pytest.raises(
+        ValueError, match="here, product 'a': the caption1 is empty \\(None\\); each query needs a text"
+    ):
+        check_conditions('text', ['a'], [None], 'here')
     with pytest.raises(ValueError, match="condition: 'colour' is none of category, text"):
         lrvsf_task(data, 'colour')
 

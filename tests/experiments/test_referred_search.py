@@ -12,6 +12,7 @@ from cis_nb import api
 from cis_nb.api import Unsolved
 from cis_nb.backbones.conditional_vit import conditional_vit
 from cis_nb.backbones.loading import load_backbone
+from cis_nb.book.findings import read_findings
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import project_root
@@ -400,6 +401,16 @@ def test_kept_runs_test_no_clause_that_they_name_as_untested():
     lines = joined_evidence(kept_receipts())['L14']
     assert any(c.get('clause') == SIZE_CLAUSES['clip4cir_products_category'] and 'diff' in c for c in lines)
     assert not [c for c in lines if c['what'].startswith('CLIP4Cir degrades faster')]
+
+
+def test_the_largest_kept_gallery_has_condvit_and_the_plain_vit_alone():
+    name, full = '06_evaluation/lrvsf', experiments('full')
+    some = {v: full[f'{name}.{v}'].params for v in ('distractors', 'rivals', 'text')}
+    assert some['distractors']['trainings'] == ['05_train.condvit_category.short', '05_train.vit_products.short']
+    assert some['distractors']['distractors'] == full[name].params['distractors']
+    few = experiments('quick')[name].params['distractors']
+    assert {some[v]['distractors'] for v in ('rivals', 'text')} == {few} and few < full[name].params['distractors']
+    assert name not in {*read_findings().experiment}  # the page says that no result of it is kept
 
 
 def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():

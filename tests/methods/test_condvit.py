@@ -395,6 +395,41 @@ def test_a_sentence_model_by_name(monkeypatch, tiny, tmp_path):
         C.load_condvit(tmp_path / 'run', 'cpu', tiny)
 
 
+WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'red', 'bag', 'hat']
+
+
+def write_sentence_model(folder, seed=0):
+    "A tiny random model of the package sentence-transformers: a BERT of one block and the mean of its tokens."
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    bert = folder / 'bert'
+    bert.mkdir(parents=True)
+    (bert / 'vocab.txt').write_text('\n'.join(WORDS))
+    torch.manual_seed(seed)
+    sizes = dict(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    BertModel(BertConfig(vocab_size=len(WORDS), **sizes)).save_pretrained(bert)
+    BertTokenizerFast(str(bert / 'vocab.txt')).save_pretrained(bert)
+    SentenceTransformer(modules=[models.Transformer(str(bert)), models.Pooling(12)]).save(str(folder / 'model'))
+    return str(folder / 'model')
+
+
+@pytest.mark.e2e
+def test_a_real_sentence_model_from_a_folder(tiny, tmp_path):
+    pytest.importorskip('sentence_transformers', reason="needs the extra: pip install 'cis_nb[sentences]'")
+    name = write_sentence_model(tmp_path / 'a')
+    texts = C.text_reader(name, tiny)
+    bag, hat, again = texts.encode_text(['a red bag', 'a hat', 'a red bag'])
+    torch.testing.assert_close(bag, again)
+    assert texts.D == 12 and bag.norm() == pytest.approx(1, abs=1e-5) and not torch.allclose(bag, hat, atol=1e-3)
+    assert texts.fingerprint != C.text_reader(write_sentence_model(tmp_path / 'b', 1), tiny).fingerprint
+    o = objective(tiny, condition='text', text_model=name)
+    assert o.net.c_proj.weight.shape == (192, 12)
+    train(o, tmp_path / 'run', steps=2, batch_size=8, lr=1e-3, device='cpu')
+    m = C.load_condvit(tmp_path / 'run', 'cpu', tiny)
+    torch.testing.assert_close(query(m, ['a bag']), query(o.method(), ['a bag']), atol=1e-6, rtol=0)
+
+
 def other_weights(self, name, device):
     torch.nn.Module.__init__(self)
     self.scale = torch.nn.Parameter(torch.full((1,), 2.0))
