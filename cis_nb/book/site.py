@@ -841,7 +841,7 @@ def _toctree(names: list, found: dict) -> str:
 FRONT_TEXT = """# The CIS Book
 
 Conditional image similarity: a query is a reference image and a condition in words, the result a ranking.
-This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that draw their own data and run on two CPU cores.
+This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that draw their own data.
 Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
 
 FINDINGS_NOTE = """`[a, b]` is a 95 % interval. *3/3* after a difference: in 3 of 3 seeds, the interval of that training
