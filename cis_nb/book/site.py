@@ -494,14 +494,16 @@ MAP_LABELS = dict(
 def _map_row(row, states: dict, profile: str, pages) -> dict:
     "The values of a row of the map; `pages`: names of all pages of the site."
     state, made, here = map_state(row, states, profile), made_by(row), made_in(row, profile)
+    ran = {name for _, name in made if name in here and name in states}
+    shown = {name if name in ran else (p, name): (p, name) for p, name in made}.values()  # a page that ran has one link
     return dict(
         item=row.item,
         kind=MAP_KINDS[row.kind],
         what=row.what,
         state=state,
         label=MAP_LABELS[state],
-        experiments=[(p, name, name in here and name in states, name in pages) for p, name in made],
-        complete_in=[f'{p}/{name}' for p, name in made if name in here and name in states and not covers(profile, p)],
+        experiments=[(p, name, name in ran, name in pages) for p, name in shown],
+        complete_in=[f'{p}/{name}' for p, name in made if name in ran and not covers(profile, p)],
         waits=row.waits,
         is_diagram=state == 'diagram',
     )

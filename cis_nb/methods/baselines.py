@@ -95,11 +95,12 @@ class FeatureMethod:
             raise ValueError('images: is None; give the image source that holds the references')
         f = self.encode_gallery(queries.images)
         ref = torch.zeros(len(queries), f.array.shape[1])
-        if rows := [q for q, r in enumerate(queries.references) if r is not None]:
-            try:
-                ref[rows] = f[[queries.references[q] for q in rows]]
-            except KeyError as e:
-                raise ValueError(f'references: {e.args[0]}; name images of the source, or None') from None
+        named = {q: r for q, r in enumerate(queries.references) if r is not None}
+        if lost := [r for r in named.values() if r not in f.index]:
+            raise ValueError(f'references: {lost[0]!r} has no feature; name images of the source, or None')
+        if named:
+            rows = [f.index[r] for r in named.values()]
+            ref[list(named)] = torch.from_numpy(np.asarray(f.array[rows], dtype=np.float32))
         return ref
 
     @torch.no_grad()
