@@ -97,7 +97,7 @@ class FeatureMethod:
         ref = torch.zeros(len(queries), f.array.shape[1])
         named = {q: r for q, r in enumerate(queries.references) if r is not None}
         if lost := [r for r in named.values() if r not in f.index]:
-            raise ValueError(f'references: {lost[0]!r} has no feature; name images of the source, or None')
+            raise ValueError(f'references: {lost[0]!r} has no feature; name readable images of the source, or None')
         if named:
             rows = [f.index[r] for r in named.values()]
             ref[list(named)] = torch.from_numpy(np.asarray(f.array[rows], dtype=np.float32))
