@@ -40,7 +40,7 @@ from cis_nb.experiments.referred_search import (
     run_referred,
     table_sizes,
 )
-from .sweeps import SweepParameters, base_of, train_variants
+from .sweeps import SweepParameters, base_of, rate_of_training, train_variants
 from ..methods.late_fusion import strongest_baseline
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #338803db
@@ -115,7 +115,7 @@ def training_note(p: dict) -> str:
     base = base_of(SweepParameters.of(dict(changes={}) | p))
     return (
         f'{p["backbone"]}; {base["samples"]:,} products, {base["steps"]:,} steps of {base["batch_size"]}, '
-        f'one learning rate ({base["lr"]:g}) for all variants, not searched for each; '
+        f'one learning rate ({rate_of_training(base):g}) for all variants, not searched for each; '
         f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws the order, the images and the new parameters'
     )
 
