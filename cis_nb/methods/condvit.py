@@ -30,6 +30,7 @@ from cis_nb.backbones.conditional_vit import (
     CondViT,
     GalleryTower,
     category_numbers,
+    check_insertion,
     conditional_vit,
     read_condvit,
 )
@@ -618,6 +619,7 @@ class CondViTPlugin(Plugin):
         return training_products(config, backbone.image_size, config.texts, config.condition != 'text')
 
     def inputs(self, backbone, config) -> list:
+        check_insertion(backbone.image_tower, config.insert_before)  # before products are drawn
         pairs, tasks = self.products(backbone, config)
         return [pairs.key, *(task.fingerprint for task in tasks.values())]
 

@@ -12,6 +12,7 @@ from cis_nb import train as T
 from cis_nb.backbones import conditional_vit as V
 from cis_nb.backbones.loading import load_backbone
 from cis_nb.backbones.weights import build_model
+from cis_nb.methods.condvit import CondViTPlugin
 from condvit_files import published_shapes
 
 
@@ -146,8 +147,17 @@ def test_a_depth_that_the_tower_does_not_have(depth):
         V.CondViT(small_vit(), insert_before=depth)
     if depth == 4:
         given = dict(method='condvit', backbone='tiny_xs', pretrained='default', insert_before=9, samples=40)
+        config = T.settings(given | dict(device='cpu'))
         with pytest.raises(ValueError, match='insert_before: must be from 1 to 4'):
-            T.make_objective(T.settings(given | dict(device='cpu')))
+            T.make_objective(config)
+
+
+def test_a_depth_is_refused_before_products_are_drawn(monkeypatch):
+    monkeypatch.setattr(CondViTPlugin, 'products', lambda *a: pytest.fail('products were drawn'))
+    given = dict(method='condvit', backbone='tiny_xs', pretrained='default', insert_before=99)
+    config = T.settings(given | dict(device='cpu'))
+    with pytest.raises(ValueError, match='insert_before: must be from 1 to 4, .* got 99'):
+        T.train_or_load(config)
 
 
 def test_a_resnet_cannot_be_conditioned():
