@@ -55,9 +55,7 @@ def check_insertion(tower: ImageTower, insert_before: int):
     "ValueError unless `insert_before` is the number of a block of this tower."
     blocks = len(tower.blocks)
     if not 1 <= insert_before <= blocks:
-        raise ValueError(
-            f'insert_before: must be from 1 to {blocks}, the blocks of this tower, got {insert_before!r}'
-        )
+        raise ValueError(f'insert_before: must be from 1 to {blocks}, the blocks of this tower, got {insert_before!r}')
 
 
 class CondViT(nn.Module):

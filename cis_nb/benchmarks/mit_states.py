@@ -91,10 +91,14 @@ TEST_NOUNS = (
 ).split()
 
 
+def _noun_list(folder) -> Path:
+    return Path(folder).parent / 'test_nouns.txt'
+
+
 def nouns_for_test(folder) -> list:
     """The held-out nouns: those of `test_nouns.txt` beside the images, or the official 49.
     ValueError if the file is empty or repeats a noun."""
-    if not os.path.lexists(path := Path(folder).parent / 'test_nouns.txt'):  # a link that leads nowhere is an error
+    if not os.path.lexists(path := _noun_list(folder)):  # a link that leads nowhere is an error
         return TEST_NOUNS
     nouns = read_text(path).split()
     if not nouns or len(set(nouns)) < len(nouns):
@@ -109,8 +113,9 @@ def for_test(states: States) -> States:
     t, nouns = states.table, nouns_for_test(states.folder)
     mine = t[t.noun.isin(nouns)]
     if mine.empty:
+        listed = 'the official list' if nouns is TEST_NOUNS else _noun_list(states.folder)
         raise ValueError(
-            f'{states.folder}: none of the {len(nouns)} test nouns ({", ".join(nouns[:3])}, …) is here; '
+            f'{states.folder}: none of the {len(nouns)} test nouns of {listed} ({", ".join(nouns[:3])}, …) is here; '
             f'its nouns are {", ".join(sorted(set(t.noun))[:5])}, …'
         )
     several = mine.groupby('noun').adjective.transform('nunique') >= 2

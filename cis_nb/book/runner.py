@@ -195,7 +195,7 @@ def environment(e: Experiment, folder: Path, threads: int):
         JUPYTER_PREFER_ENV_PATH='1',
         PYTHONPATH=os.pathsep.join(filter(None, [here, os.environ.get('PYTHONPATH')])),
         IPYTHONDIR=str(folder / '.ipython'),
-        JUPYTER_RUNTIME_DIR=str(folder / '.runtime'),  # a kernel that is killed leaves its connection file there
+        JUPYTER_RUNTIME_DIR=str(folder / '.runtime'),
         **load_variables(threads),
     )
     before = {k: os.environ.get(k) for k in new}
@@ -236,12 +236,18 @@ def _logged(path: Path):
 def kernel_manager(e: Experiment) -> type:
     "What starts the kernel: a preloaded process, but for an experiment that uses all cores."
     from jupyter_client import AsyncKernelManager
+    from traitlets import default
 
-    class PreloadedKernel(AsyncKernelManager):
+    class ReportKernel(AsyncKernelManager):
+        @default('connection_file')
+        def _connection_file(self) -> str:  # a kernel that is killed leaves it there; the next run deletes the folder
+            return os.path.join(os.environ['JUPYTER_RUNTIME_DIR'], 'kernel.json')
+
         def format_kernel_cmd(self, extra_arguments=None) -> list:
-            return preloaded(super().format_kernel_cmd(extra_arguments))
+            command = super().format_kernel_cmd(extra_arguments)
+            return command if e.all_cores else preloaded(command)
 
-    return AsyncKernelManager if e.all_cores else PreloadedKernel
+    return ReportKernel
 
 # %% ../../nbs/10_book/00_runner.ipynb #46b2bc29
 def execute(e: Experiment, folder: Path, threads: int = 1) -> str:  # what stopped it, '' for nothing
@@ -250,6 +256,7 @@ def execute(e: Experiment, folder: Path, threads: int = 1) -> str:  # what stopp
     import papermill
 
     (folder / '.source.ipynb').write_text(json.dumps(runnable(e)), encoding='utf-8')
+    (folder / '.runtime').mkdir()
     with _logged(folder / 'log.txt') as logger, environment(e, folder, threads):
         try:
             papermill.execute_notebook(

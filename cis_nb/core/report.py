@@ -106,7 +106,8 @@ def _numeric(values) -> bool:
 # %% ../../nbs/00a_core/04_report.ipynb #558d5edf
 def _protocol_line(p) -> str:
     "One protocol: its heading, the rest folded away."
-    name, text = html.escape(getattr(p, 'heading', textwrap.shorten(str(p), 90, placeholder=''))), html.escape(str(p))
+    named = textwrap.shorten(str(p), 90, placeholder='').partition(': ')[0]  # a first value alone would mislead
+    name, text = html.escape(getattr(p, 'heading', named)), html.escape(str(p))
     if 'partial' in text and 'partial' not in name:
         name += ' (partial)'
     if len(text) < 110:
