@@ -683,6 +683,39 @@ def test_no_text_of_a_figure_is_a_formula():
     assert formulas_in("prompt, folder, price = 'a photo of $ , $', '$CIS_HOME', '5 $'") == []
 
 
+OF_PAPER = re.compile(r'\((GeneCIS|CompoDiff|LRVS-F|LinCIR), ([^()]*)\)')  # in the subtitle of a page
+
+
+def items_in(said: str) -> set:  # of items of the map
+    "The tables and figures that a subtitle names: `Tables 1, 3 and B.2, Figures 7 to 9, table of CIRR`."
+    found, kind = set(), ''
+    for part in said.split(', '):
+        if part.startswith('table of '):
+            found.add(part.capitalize()[:9] + part[9:])
+            continue
+        word, _, rest = part.partition(' ')
+        kind, rest = (word.rstrip('s'), rest) if re.match('[A-Z][a-z]', word) else (kind, part)
+        for one in rest.split(' and ') if kind in ('Table', 'Figure') else ():
+            first, _, last = one.partition(' to ')
+            found |= {f'{kind} {n}' for n in (range(int(first), int(last) + 1) if last else [first])}
+    return found
+
+
+def test_tables_and_figures_of_a_subtitle_are_those_of_the_map():
+    assert items_in('Sec. 3.3 and 6, Tables 1, 3 and B.2, Figures 7 to 9, table of CIRR') == {
+        *('Table 1', 'Table 3', 'Table B.2', 'Table of CIRR'),
+        *('Figure 7', 'Figure 8', 'Figure 9'),
+    }
+    made, names = {}, {title.replace('LRVS-Fashion', 'LRVS-F'): p for p, title in site.PAPER_TITLES.items()}
+    for r in site.paper_map().itertuples():
+        pages = {name.split('.')[0] for _, name in site.made_by(r)} | {r.chapter}
+        made |= {(page, r.paper): made.get((page, r.paper), set()) | {r.item} for page in pages}
+    said = {name: OF_PAPER.search(site.heading(read_notebook(path))[1]) for name, path in notebooks().items()}
+    named = {(n, names[m[1]]): items_in(m[2]) for n, m in said.items() if m and n[:2] in ('06', '07', '08', '09')}
+    assert len(named) > 20
+    assert {page: items - made.get(page, set()) for page, items in named.items() if items - made.get(page, set())} == {}
+
+
 CHAPTER = r'\b\d\d[a-z]?_\w+(?:/\w+)?'
 
 

@@ -87,6 +87,29 @@ def test_conditions_definitions_and_papers_are_not_taken_for_results():
     assert verdicts(' '.join(said)) == []
 
 
+# %% numbers
+
+BARE = re.compile(r'(?<![\w.,/#-])\d{4,}(?![\w/-]|\.\d)')  # four digits or more, without a comma
+NO_COUNTS = {'49407', '4711'}  # identifiers: the end token, a product
+YEAR = re.compile(r'(?:19|20)\d\d')
+
+
+def bare_counts(text: str) -> list:
+    "The numbers of four digits or more that Markdown writes without a comma; years, code, formulas and links aside."
+    for aside in (r'```.*?```', r'`[^`]*`', r'\]\([^)]*\)', r'\$[^$\n]*\$', r'https?://\S+'):
+        text = re.sub(aside, '', text, flags=re.S)
+    return [n for n in BARE.findall(text) if not YEAR.fullmatch(n) and n not in NO_COUNTS]
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: f'{p.parent.name}-{p.stem}')
+def test_thousands_have_a_comma(page):
+    assert [n for kind, text in cells(page) if kind == 'markdown' for n in bare_counts(text)] == []
+
+
+def test_a_count_without_a_comma_is_noticed():
+    assert bare_counts('In 2021 [CIRR](a/5000) had 21552 images, 1,197 queries; `n = 4000`, $x > 1000$.') == ['21552']
+
+
 # %% pages on exchanged results
 
 

@@ -85,8 +85,10 @@ def peak_memory_bytes() -> int:
 
 # %% ../../nbs/00a_core/04_report.ipynb #04cd0e7f
 def _cell(v) -> str:
-    "A cell's text: floats with one digit, everything else as it is."
-    return f'{v:.1f}' if isinstance(v, (float, np.floating)) else str(v)
+    "A cell's text: numbers with a comma for thousands, floats with one digit; everything else as it is."
+    if isinstance(v, (float, np.floating)):
+        return f'{v:,.1f}'
+    return f'{v:,}' if isinstance(v, (int, np.integer)) and not isinstance(v, bool) else str(v)
 
 
 def _escaped(v) -> str:
@@ -158,14 +160,14 @@ def _receipt_html(r: dict) -> HTML:
     facts = {
         'seconds': f'{r["seconds"]:.1f}',
         'runs': ', '.join(r['runs']),
-        'counts': ', '.join(f'{v} {k}' for k, v in r['counts'].items()),
+        'counts': ', '.join(f'{_cell(v)} {k}' for k, v in r['counts'].items()),
         'protocol': '; '.join(r['protocol']),
         'backbone': '; '.join(
             f'{b["backbone"]} ({b["weights"]}, {b["activation"]}, {b["dtype"]}, preprocessing {b["preprocess"]})'
             for b in r['backbone']
         ),
         'seed': ', '.join(map(str, r['seed'])),
-        'result rows': str(r['rows'] or ''),
+        'result rows': f'{r["rows"]:,}' if r['rows'] else '',
     }
     lines = ''.join(f'<div><b>{k}</b> {html.escape(v)}</div>' for k, v in facts.items() if v)
     return HTML(

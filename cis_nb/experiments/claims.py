@@ -6,21 +6,21 @@
 __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA',
            'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
            'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK',
-           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'UNDECIDED', 'IN_TABLE_ONLY', 'KEPT_EVIDENCE', 'claims',
+           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'IN_TABLE_ONLY', 'KEPT_EVIDENCE', 'claims',
            'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold',
-           'rounded_up', 'line_in_words', 'effect', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence',
-           'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr',
-           'solutions_win', 'sampling_deviation', 'deviation_line', 'spread', 'has_released_templates', 'on_templates',
-           'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
-           'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
-           'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'joined_evidence',
-           'without_covered', 'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts',
-           'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding', 'verdict_bars', 'comparison_lines',
-           'clause_count', 'folded_lines', 'folded_own', 'badge_style', 'with_markup', 'all_lines', 'tested_claims',
-           'judged_lines', 'kept_beside', 'when_kept', 'claims_by_paper', 'certain_claims', 'judged_comparisons',
-           'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason', 'testing_experiments',
-           'claims_tested_elsewhere', 'waiting_claims', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
-           'keep_receipts', 'kept_verdicts', 'kept_claims']
+           'rounded_up', 'line_in_words', 'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines',
+           'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe',
+           'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
+           'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
+           'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
+           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
+           'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
+           'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
+           'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
+           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'when_kept', 'claims_by_paper',
+           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes',
+           'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'waiting_claims', 'KeptReceipt',
+           'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -39,7 +39,15 @@ from ..api import method_style
 from ..backbones.conditional_vit import CondViT, ViTShape
 from ..benchmarks.genecis import TASK_GROUPS, TASKS
 from ..benchmarks.genecis_construction import build_genecis, read_built, read_panoptic, read_vaw, violations
-from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, as_own
+from cis_nb.experiments.combiner_ablations import (
+    BY_CONSTRUCTION,
+    OWN_COMPARISON,
+    OWN_RECIPE,
+    PUBLISHED_RECIPE,
+    TOO_LOW,
+    UNTESTED,
+    as_own,
+)
 from cis_nb.experiments.comparison import (
     TOO_FEW,
     as_shown,
@@ -209,22 +217,36 @@ CONSTRUCTED = ', by construction'  # the end of a line with this role
 
 
 def line_in_words(c: dict) -> str:
-    "One line of evidence: what was measured with its interval, what is asked of it, and what its role is."
-    role = c.get('role', '')
+    """One line of evidence: its run where a claim has several (`naming_runs`), what was measured with its interval,
+    what is asked of it, and what its role is."""
+    role, of = c.get('role', ''), f'{c["named"]}: ' if c.get('named') else ''
     if role == UNTESTED:
-        return LINE_BEGINS[role] + c['what']
+        return of + LINE_BEGINS[role] + c['what']
     shown = c.get('measured', c)  # the lines of a value with a limit are distances to the limit
     form = '+.1f' if shown.get('is_difference', True) else '.1f'
     diff, low, high = (f'{shown[key]:{form}}'.replace('-', '−') for key in ('diff', 'low', 'high'))
     words = f'{shown["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
     words += f'; required: {c["asked"]}' if 'asked' in c else ''
     words += f'; {TOO_FEW}, about {rounded_up(c["needed"])} are needed' if verdict(c) == TOO_FEW else ''
-    return LINE_BEGINS.get(role, '') + words + CONSTRUCTED * (role == BY_CONSTRUCTION)
+    return of + LINE_BEGINS.get(role, '') + words + CONSTRUCTED * (role == BY_CONSTRUCTION)
 
 
 def effect(comparisons: list) -> str:
     "Differences with their intervals, in words; lines that read the same are one."
     return '; '.join(dict.fromkeys(map(line_in_words, comparisons)))
+
+
+def naming_runs(lines: list) -> list:
+    """Lines of evidence; where they are from several runs (`run`), each has the short names of those that have it,
+    `named`."""
+    runs = dict.fromkeys(c.get('run', '') for c in lines)
+    if len(runs) < 2:
+        return lines
+    ends = [str(run).rsplit('/', 1)[-1] for run in runs]
+    short, having = dict(zip(runs, ends if len({*ends}) == len(ends) else runs)), {}
+    for c in lines:
+        having.setdefault(line_in_words(c), []).append(short[c.get('run', '')])
+    return [dict(c, named=', '.join(filter(None, dict.fromkeys(having[line_in_words(c)])))) for c in lines]
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #54009842
 CERTAIN = 'by construction or arithmetic'  # a verdict: no data can refute the claim
@@ -311,7 +333,7 @@ def there(run, methods) -> list:
 # %% ../../nbs/05b_experiments/08_claims.ipynb #fd14b799
 def own_recipe(lines: list) -> list:
     "Comparisons of the Combiner with the book's recipe: beside the claim, which is about the published one."
-    return as_own([dict(c, what=f'the book’s recipe, {c["what"]}') for c in lines])
+    return as_own([dict(c, what=OWN_RECIPE + c['what']) for c in lines])
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #312458a0
 def mined_leads_on_cirr(run) -> list:
@@ -529,10 +551,10 @@ def tests(run, folder, composed_run=None) -> dict:  # claim -> test, tasks that 
     return found if composed_run is None else found | dict(G12=(lambda: mined_leads_on_cirr(composed_run), ()))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d3be1864
-def judge_one(test, there: set, needs=(), more=(), shown={}) -> Outcome:
-    """The outcome of one test; of one that only compares, by `judge_evidence` with `more` lines of another experiment,
-    all of them corrected as pages show them (`shown`). A missing task, NotTestable and FileNotFoundError give the
-    verdict `NOT_HERE`, unless there are more lines; any other error is raised."""
+def judge_one(test, there: set, needs=(), more=(), shown={}, run: str = '') -> Outcome:
+    """The outcome of one test, on the experiment `run`; of one that only compares, by `judge_evidence` with `more`
+    lines of other experiments, all of them corrected as pages show them (`shown`). A missing task, NotTestable and
+    FileNotFoundError give the verdict `NOT_HERE`, unless there are more lines; any other error is raised."""
     try:
         if missing := [api.task_title(t) for t in needs if t not in there]:
             raise NotTestable(f'no usable queries of {", ".join(missing)}')
@@ -543,7 +565,8 @@ def judge_one(test, there: set, needs=(), more=(), shown={}) -> Outcome:
         return Outcome(r, NOT_HERE)
     if isinstance(r, Outcome):
         return r
-    return judge_evidence(as_shown(r if isinstance(more, str) else [*more, *r], shown))
+    mine = [dict(c, run=run) for c in r] if run else r
+    return judge_evidence(as_shown(naming_runs(mine if isinstance(more, str) else [*more, *mine]), shown))
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #d1765bd8
 def waiting_outcome(what: str, lines=()) -> Outcome:
@@ -560,13 +583,15 @@ def why_not_tested(claim: str) -> str:
     return f'tested by {pages}; not all of that is in this profile'
 
 
-def judge(run, folder, composed_run=None, evidence=None, shown={}) -> pd.DataFrame:  # id, effect, verdict, comparisons
+def judge(run, folder, composed_run=None, evidence=None, shown={}, names={}) -> pd.DataFrame:  # id, fields of Outcome
     """Verdicts on all claims; `evidence` (claim -> comparisons, or why there are none) comes from the receipts of
-    other chapters, `shown` (`shown_corrections`) from their pages."""
+    other chapters, `shown` (`shown_corrections`) from their pages; `names`: claim -> the experiment of `tests`."""
     evidence, waiting = evidence or {}, waits_for()
     ours = tests(run, folder, composed_run)
     tasks = set(run.per_query.task)
-    found = {i: judge_one(test, tasks, needs, evidence.get(i, []), shown) for i, (test, needs) in ours.items()}
+    found = {}
+    for i, (test, needs) in ours.items():
+        found[i] = judge_one(test, tasks, needs, evidence.get(i, []), shown, names.get(i, ''))
     found |= {i: judge_one(lambda c=c: c, set(), shown=shown) for i, c in evidence.items() if i not in ours}
     found |= {i: waiting_outcome(what, found[i].comparisons if i in found else ()) for i, what in waiting.items()}
     found |= {i: Outcome(why_not_tested(i), NOT_HERE) for i in TESTED if i not in found}
@@ -607,23 +632,36 @@ def tested_on(experiment: str, receipt: dict, receipts: dict) -> str:  # experim
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #977644a7
 def joined_evidence(receipts: dict) -> dict:  # claim -> comparisons, or why there are none
-    "The evidence of all receipts (experiment -> receipt): lines on one claim are joined and replace a reason."
+    """The evidence of all receipts (experiment -> receipt): lines on one claim are joined, each with its experiment as
+    `run`, and replace a reason."""
     found = {}
-    for claim, lines in [each for r in receipts.values() for each in r.get('evidence', {}).items()]:
-        before = found.get(claim, lines)
-        if isinstance(before, str) or isinstance(lines, str):
-            found[claim] = before if isinstance(lines, str) else lines
-        else:
-            found[claim] = [*found.get(claim, []), *lines]
-    return {claim: without_covered(lines) for claim, lines in found.items()}
+    for name, r in receipts.items():
+        for claim, given in r.get('evidence', {}).items():
+            lines = given if isinstance(given, str) else [dict(c, run=name) for c in given]
+            found.setdefault(claim, []).append(lines)
+    return {claim: without_covered(_joined(parts)) for claim, parts in found.items()}
+
+
+def _joined(parts: list):
+    "Lines of evidence of several pages as one list; the first reason where none has lines."
+    lists = [lines for lines in parts if not isinstance(lines, str)]
+    return [c for lines in lists for c in lines] if lists else parts[0]
 
 
 def without_covered(lines):  # a reason in words stays as it is
-    "Lines of evidence, less the untested clauses that a line of another page tests."
+    """Lines of evidence, less what a line of another page tests: an untested clause, or the published recipe where a
+    comparison by the book's own is also there by the published one."""
     if isinstance(lines, str):
         return lines
     tested = {c['clause'] for c in lines if 'clause' in c and c.get('role') != UNTESTED}
-    return [c for c in lines if c.get('role') != UNTESTED or c.get('clause') not in tested]
+    judged = {c['what'] for c in with_role(lines)}
+    by_own = {c['what'] for c in with_role(lines, OWN_COMPARISON)}
+    by_both = by_own & {OWN_RECIPE + what for what in judged}
+
+    def is_covered(c):
+        return c.get('clause') in tested or by_both and c['what'].startswith(PUBLISHED_RECIPE)
+
+    return [c for c in lines if c.get('role') != UNTESTED or not is_covered(c)]
 
 
 def evidence_sources(receipts: dict) -> dict:  # claim -> words
@@ -651,7 +689,8 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     composed_run = run_composed(composed['params']) if composed else None
     receipts = {name: r for name in others if (r := sibling_receipt(name))}
     shown = shown_corrections([r for r in (receipt, composed, *receipts.values()) if r])
-    verdicts = judge(run, templates_folder(run, params), composed_run, joined_evidence(receipts), shown)
+    names = dict.fromkeys(tests(run, ''), evaluation) | {'G12': composed_sets}
+    verdicts = judge(run, templates_folder(run, params), composed_run, joined_evidence(receipts), shown, names)
     made_here = '' if receipt else 'a small evaluation made here, since there is no receipt of '
     own = {evaluation: dict(params=params)}  # the evidence of its receipt is judged above
     sources = dict.fromkeys(tests(run, ''), tested_on(made_here + evaluation, own[evaluation], own))
@@ -739,15 +778,16 @@ LINE_BREAK, BOLD, FOLD, BADGE = '¶', '§', '⊞', '◈'  # become markup once t
 
 
 CLAUSES = {'reproduced': 'holds', 'not reproduced': 'does not hold'}  # verdict on a clause -> words
-UNDECIDED = ('undecided', 'undecided by Holm')
+ROLES = ('', TOO_LOW, BY_CONSTRUCTION, UNTESTED, OWN_COMPARISON)  # in the order of their lines
 
 
 def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> str:
-    "An outcome, one clause a line with its verdict; judged clauses that do not hold are between two `BOLD`."
+    """An outcome, one clause a line with its verdict; judged clauses that do not hold are between two `BOLD`. They are
+    first, then what is certain, what is not tested, and the own comparisons."""
     if not comparisons:
         return LINE_BREAK.join(outcome.split('; '))
     clauses = {}  # line -> the comparisons that it stands for
-    for c in comparisons:
+    for c in sorted(comparisons, key=lambda c: ROLES.index(c.get('role', ''))):
         clauses.setdefault(effect([c]).replace('] points', ']'), []).append(c)
     lines = []
     for text, cs in clauses.items():
@@ -763,14 +803,14 @@ def clause_count(lines: str) -> str:
     "How many of the judged lines of `comparison_lines` hold, and what the others are; empty for values without a role."
     texts = [line.strip(BOLD) for line in lines.split(LINE_BREAK)]
     ends = [t.rsplit(': ', 1)[-1] for t in texts]
-    judged = [e for e in ends if e in {*CLAUSES.values(), *UNDECIDED} or TOO_FEW in e]
-    untested = sum(t.startswith(LINE_BEGINS[UNTESTED]) for t in texts)
-    own = sum(t.startswith(LINE_BEGINS[OWN_COMPARISON]) for t in texts)
+    judged = [e for e in ends if e in CLAUSES.values() or e.startswith('undecided') or TOO_FEW in e]
+    untested = [t[t.index(LINE_BEGINS[UNTESTED]) :] for t in texts if LINE_BEGINS[UNTESTED] in t]
+    own = sum(LINE_BEGINS[OWN_COMPARISON] in t for t in texts)
     certain = sum(t.endswith(CONSTRUCTED) for t in texts)
     words = {
         f'{judged.count("holds")} of {len(judged)} comparisons hold': judged,
         f'{certain} value{"s" * (certain > 1)}{CONSTRUCTED}': certain,
-        f'{untested} of {len(judged) + certain + untested} parts not tested': untested,
+        untested[0] if len(untested) == 1 else f'{len(untested)} parts not tested': untested,
         f'{own} own comparison{"s" * (own > 1)}': own,
     }
     return '; '.join(text for text, there in words.items() if there)
@@ -812,7 +852,8 @@ def with_markup(table: HTML) -> HTML:
 def all_lines(r, beside: dict) -> str:  # `beside`: experiment -> outcome
     "The lines of a row of verdicts, and what kept runs have beside them, behind their names; folded as one."
     mine, *others = (comparison_lines(o.effect, o.verdict, o.comparisons) for o in (r, *beside.values()))
-    new = [[line for line in lines.split(LINE_BREAK) if line not in mine.split(LINE_BREAK)] for lines in others]
+    plain = comparison_lines('', r.verdict, [dict(c, named='') for c in r.comparisons]).split(LINE_BREAK)
+    new = [[line for line in lines.split(LINE_BREAK) if line not in plain] for lines in others]
     kept = [f'kept run {name}, {line}' for name, lines in zip(beside, new) for line in lines]
     if not kept:
         return folded_lines(mine)
@@ -886,7 +927,8 @@ IN_TABLE_ONLY = re.compile(r' \(paper: [^)]*\)|, “[^”]*”')  # numbers of t
 def claims_forest(verdicts: pd.DataFrame):
     "The judged comparisons of the tested claims that are in points; None if there are none."
     judged = [(i, c) for i, c in judged_comparisons(verdicts) if 'unit' not in c]
-    lines = [row for i, c in judged for row in forest_rows({f'{i} {IN_TABLE_ONLY.sub("", c["what"])}': c})]
+    words = [f'{c["named"]}: {c["what"]}' if c.get('named') else c['what'] for _, c in judged]
+    lines = [r for (i, c), w in zip(judged, words) for r in forest_rows({f'{i} {IN_TABLE_ONLY.sub("", w)}': c})]
     title = 'Comparisons behind the claims about methods'
     return forest(lines, 'difference, points; the claim holds to the right of zero', title) if lines else None
 

@@ -260,10 +260,14 @@ def seeds_in_words(c: dict) -> str:
 
 
 def verdict_in_words(c: dict, said=verdict) -> str:
-    "The verdict (or `change`); *undecided by Holm* if interval and p-value exclude zero and the correction undoes it."
-    excludes = (c['low'] > 0 or c['high'] < 0) and c.get('p', 1) < 0.05
-    undone = said(c) == 'undecided' and 'p_corrected' in c and excludes
-    return said(c) + ' by Holm' * undone
+    """The verdict (or `change`). Where it is *undecided* and the interval excludes zero, with the reason: *by Holm* if
+    the correction undoes it, *at p = 0.07* if the p-value itself is 0.05 or more."""
+    words = said(c)
+    if words != 'undecided' or 'p' not in c or c['low'] <= 0 <= c['high']:
+        return words
+    if c['p'] >= 0.05:
+        return f'{words} at p = {c["p"]:.2g}'
+    return words + ' by Holm' * ('p_corrected' in c)
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #bf87cc18
 def format_difference(c: dict, said=verdict) -> str:
@@ -301,8 +305,14 @@ def difference_cell(c: dict, said=verdict) -> str:
 
 
 def forest_rows(found: dict) -> list:  # label -> comparison
-    "The lines of `forest`: label, difference, interval, and whether the verdict is better or worse."
-    return [(label, c['diff'], c['low'], c['high'], verdict(c) in ('better', 'worse')) for label, c in found.items()]
+    """The lines of `forest`: label, difference, interval, and whether the verdict is better or worse. Where an interval
+    excludes zero and the verdict is *undecided*, the label says why."""
+    rows = []
+    for label, c in found.items():
+        words, sure = verdict_in_words(c), verdict(c) in ('better', 'worse')
+        said = f'{label}, {words}' if words.startswith('undecided ') else label
+        rows.append((said, c['diff'], c['low'], c['high'], sure))
+    return rows
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #d26cd3fe
 def in_families(sizes: set, n: int) -> str:

@@ -361,6 +361,6 @@ def construction_finding(made: Construction, results: pd.DataFrame) -> str:
     "Number of templates and the mean R@1 of the oracle with both halves of the query."
     total, both = sum(len(b.templates) for b in made.built.values()), results[results.method == 'labels_both']
     return (
-        f'{total} templates in four tasks, no rule violated; '
+        f'{total:,} templates in four tasks, no rule violated; '
         f'an oracle with every label finds {both.value.mean():.0f} % of the targets by reference and condition'
     )

@@ -15,24 +15,25 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'choosing_numbers', 'with_chosen_prompts',
            'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table',
            'leads_forest', 'mix_in_words', 'triplets_read', 'diffusion_trainings', 'refused_tasks', 'share_note',
-           'rerank_note', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'ends_note',
-           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs',
-           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
-           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
-           'first_of', 'EditedSum', 'edited_sum', 'edited_sums', 'edited_sums_note', 'search_lines', 'negative_search',
-           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
-           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
-           'GuidanceRun', 'shared_tasks', 'run_guidance', 'rank_beside', 'beside_differences', 'beside_table',
-           'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff',
-           'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note',
-           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
-           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'strongest_forest', 'against_baselines',
-           'cirr_rivals', 'cirr_words', 'cirr_forest', 'adds', 'without_sign', 'acts_words', 'compodiff_finding',
-           'compodiff_reading', 'control_evidence', 'pair_line', 'zero_shot_evidence', 'claimed_metric',
-           'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'rerank_note', 'ranks_of_rows', 'starts_note', 'steps_in_words', 'sampler_words', 'sampler_note',
+           'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label',
+           'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
+           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
+           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'edited_sums',
+           'edited_sums_note', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'effects_note',
+           'effect_leads', 'searches_table', 'effect_leads_table', 'effect_forest', 'mask_queries', 'kept_share',
+           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
+           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
+           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
+           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
+           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
+           'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference',
+           'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
+           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
+           'strongest_note', 'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
+           'act_words', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line',
+           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
+           'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,8 @@ from ..data.roots import WORLD_VERSIONS, dataset_root, is_world, need_file
 from cis_nb.experiments.combiner_ablations import (
     BY_CONSTRUCTION,
     OWN_COMPARISON,
+    OWN_RECIPE,
+    PUBLISHED_RECIPE,
     UNTESTED,
     as_own,
     claim_evidence,
@@ -591,6 +594,29 @@ def rerank_note(run: MatrixRun) -> str:
     return ''.join(f'{t}: orders the first {m.k} images of {m.of.title}.' for t, m in found.items())
 
 
+def ranks_of_rows(lines: pd.DataFrame) -> dict:  # method -> ranks of each seed
+    "The ranks of the targets of each query of one benchmark, by method and training seed, in one order of queries."
+    found = {}
+    for (m, _), rows in lines.sort_values(['draw', 'task', 'query_id']).groupby(['method', 'seed'], sort=False):
+        found.setdefault(m, []).append([*zip(rows.draw, rows.task, rows.query_id, map(tuple, rows.ranks))])
+    return found
+
+
+def starts_note(run: MatrixRun) -> str:
+    """Which networks before training rank the targets of all queries of a benchmark as another row does; empty without
+    such networks."""
+    said, starts = [], [m for m in run.titles if m.endswith('_start')]
+    for name, lines in run.per_query.groupby('benchmark', sort=False):
+        ranks, metric = ranks_of_rows(lines), main_metric(name, run.results).title
+        for m in [m for m in starts if m in ranks]:
+            same = [run.titles[o] for o, of in ranks.items() if o != m and ranks[m][0] in of]
+            said += [f'{run.titles[m]} ranks the targets as {" and ".join(same)} ({metric})'] if same else []
+    if not starts:
+        return ''
+    rest = 'no network before training ranks all targets as another row does'
+    return '; '.join([*said, f'on all other benchmarks {rest}']) if said else rest.capitalize()
+
+
 def steps_in_words(n: int) -> str:
     "The number of steps of a sampler."
     return f'{n} step{"s" * (n > 1)}'
@@ -1005,9 +1031,11 @@ def negative_search(entries: list, images: LabelledImages, q: pd.DataFrame, k: i
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #9d8fc9c4
 def search_effect(found: pd.DataFrame, method: str, a: str, b: str, score: str, seed: int = 0) -> dict:  # as `contrast`
-    "Search `a` minus search `b` of one method in a score, on the same queries."
+    "Search `a` minus search `b` of one method in a score, on the same queries; `levels`: the scores of `b` and `a`."
     mine = found[(found.method == method) & found.search.isin([a, b])]
-    return contrast(mine.assign(method=mine.search), {a: 1, b: -1}, of=score, seed=seed)
+    mean = mine.groupby('search')[score].mean()
+    effect = contrast(mine.assign(method=mine.search), {a: 1, b: -1}, of=score, seed=seed)
+    return effect | dict(levels=[float(mean[b]), float(mean[a])])
 
 
 def search_effects(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:  # (method, a, b, score) -> comparison
@@ -1529,8 +1557,8 @@ def judged_recipe(lines: list, departures: str) -> list:  # of lines
     CompoDiff are own comparisons of this book, and the published recipe is untested."""
     mine = [bool(departures) and 'role' not in c and c.get('compodiff', False) for c in lines]
     of = [{k: v for k, v in c.items() if k != 'compodiff'} for c in lines]
-    shown = [as_own([dict(c, what=f'the book’s recipe, {c["what"]}')])[0] if own else c for own, c in zip(mine, of)]
-    return shown + ([untested(f'the published recipe of CompoDiff; here {departures}')] if any(mine) else [])
+    shown = [as_own([dict(c, what=OWN_RECIPE + c['what'])])[0] if own else c for own, c in zip(mine, of)]
+    return shown + ([untested(f'{PUBLISHED_RECIPE} of CompoDiff; here {departures}')] if any(mine) else [])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00048
 def extreme_losses(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> dict:  # words -> comparisons
@@ -1756,37 +1784,32 @@ def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
     return forest(forest_rows(shown), 'difference in CIRR R@1, points', title) if shown else None
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510d
-ACTS = {  # what the finding says of the searches: tool, what it adds or removes -> searches and score of an effect
-    ('A negative text', 'points of forbidden results'): ('forbidden', 'none', 'forbidden'),
-    ('A mask', 'points of the objects outside it'): ('mask', 'none', 'kept'),
-    ('It', 'points of drawn pairs with the edit inside it first'): ('mask', 'none', 'inside'),
+ACTS = {  # what the finding says of the searches: tool and share -> searches and score of an effect
+    'A negative text changes the share of results with the forbidden object': ('forbidden', 'none', 'forbidden'),
+    'A mask changes the share of the objects outside it that results show': ('mask', 'none', 'kept'),
+    'A mask changes the share of drawn pairs whose first image has the edit inside it': ('mask', 'none', 'inside'),
 }
 
 
-def adds(c: dict) -> str:
-    "The sign of a change in words."
-    return 'adds' if c['diff'] >= 0 else 'removes'
-
-
-def without_sign(c: dict) -> str:
-    "The size of a difference with its interval: `2.1 [1.0, 3.2]`."
-    return format_interval(c if c['diff'] >= 0 else opposite(c)).replace('+', '')
+def act_words(what: str, c: dict) -> str:
+    "One effect of `ACTS`: from which share to which, the difference, and its verdict where it is open."
+    before, after = c['levels']
+    doubt = '' if verdict(c) in ('better', 'worse') else f' ({verdict_in_words(c)})'
+    return f'{what} from {before:.1f} to {after:.1f} %, {format_interval(c)} points{doubt}'
 
 
 def acts_words(effects: dict, leads: dict) -> str:
     "The effects of `ACTS` on stage 2, beside that on Image + Text, with the tuned weight where there is one."
     said = []
-    for (tool, what), of in ACTS.items():
+    for what, of in ACTS.items():
         if (ZERO_SHOT, *of) not in effects:
             continue
-        own = effects[ZERO_SHOT, *of]
-        doubt = '' if verdict(own) in ('better', 'worse') else f' ({verdict_in_words(own)})'
-        words = f'{tool} {adds(own)} {without_sign(own)} {what}{doubt}'
+        words = act_words(what, effects[ZERO_SHOT, *of])
         rivals = [r for r in ('image_text_tuned', 'image_text') if (ZERO_SHOT, r, *of) in leads]
         for r in rivals[:1]:
-            lead, theirs = leads[ZERO_SHOT, r, *of], effects[r, *of]
-            apart = without_sign(lead) if verdict(lead) in ('better', 'worse') else verdict_in_words(lead)
-            words += f'; {api.method_style(r).title} {adds(theirs)} {abs(theirs["diff"]):.1f} (difference {apart})'
+            lead, theirs = leads[ZERO_SHOT, r, *of], f'{effects[r, *of]["diff"]:+.1f}'.replace('-', '−')
+            apart = format_interval(lead) if verdict(lead) in ('better', 'worse') else verdict_in_words(lead)
+            words += f'; that of {api.method_style(r).title}: {theirs} points (difference {apart})'
         said.append(words)
     return '. '.join(said)
 

@@ -545,7 +545,7 @@ def steps_note(p: dict, run: MatrixRun) -> str:
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000027
 def printed_steps() -> pd.DataFrame:
-    "FashionIQ scores and seconds by number of steps (CompoDiff, Table denoising_steps)."
+    "FashionIQ scores and seconds by number of steps (CompoDiff, table of denoising steps)."
     t = read_printed('compodiff_denoising_steps')
     what = t.setting.str.extract('regime=([^;]+)')[0].fillna('seconds')
     named = t.assign(steps=t.setting.str.extract('steps=(\\d+)')[0].astype(int), what=what)

@@ -45,6 +45,7 @@ from cis_nb.experiments.comparison import (
     of_seed,
     over_seeds,
     read_printed,
+    verdict,
 )
 from .composed_retrieval import submission
 from cis_nb.experiments.entries import (
@@ -415,8 +416,14 @@ def oracle_sentence(found: dict, titles: dict, methods: list, task: str, stronge
     oracle = oracle_baseline(found, methods[0], task)
     if oracle == strongest:
         return ''
-    said = by_verdict({titles[m]: found[m, oracle, task] for m in methods}, numbers=False)
-    return f'. Minus {titles[oracle]}, which scores highest on these queries: {said}'
+    groups = {}
+    for m in methods:
+        groups.setdefault(verdict(found[m, oracle, task]), []).append(titles[m])
+    said = [f'{len(some)} of {len(methods)} {v}' for v, some in groups.items() if v not in ('better', 'worse')]
+    for v in ('worse', 'better'):
+        if some := groups.get(v):
+            said = [f'{" and ".join(some)} {"are" if len(some) > 1 else "is"} {v} than it', *said]
+    return f'. {titles[oracle]} has the highest score of the baselines on these queries: {", ".join(said)}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #5e6f0365
 CHOSEN_PROMPT = 'chosen for each task'

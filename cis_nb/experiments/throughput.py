@@ -464,7 +464,7 @@ class Measurement:
     @property
     def goal_ratio(self) -> float:
         "How many times the goal is reached; raises ValueError where there is no goal."
-        sign, number = self.goal.split()
+        sign, number = self.goal.replace(',', '').split()
         return self.value / float(number) if sign == '≥' else float(number) / self.value
 
     @property
@@ -492,7 +492,7 @@ def rendering_measurements(rates: dict, learning: pd.DataFrame) -> list:  # of M
     "Images drawn per second by all processes, and by one process relative to the rate of training."
     n, one, learned = max(p for _, p in rates), rates['pair', 1], learning.pairs_per_s['training']
     return [
-        Measurement(f'scenes per second, {n} processes', 'a count', rates['scene', n], '≥ 1000', '/s'),
+        Measurement(f'scenes per second, {n} processes', 'a count', rates['scene', n], '≥ 1,000', '/s'),
         Measurement(f'pairs per second, {n} processes', 'a count', rates['pair', n], '', '/s'),
         Measurement(f'drawing pairs in {n} processes', 'one process', rates['pair', n] / one, f'≥ {0.8 * n:g}', '×'),
         Measurement('drawing pairs in one process', 'training on pairs', one / learned, '≥ 1', '×'),

@@ -61,5 +61,7 @@ def test_a_kept_finding_stands_on_the_page_of_another_profile(project):
     rc, said = project.book('make', 'quick')
     assert rc == 0, said
     html = project.report('html') / '06_honest.html'
-    assert 'Kept by the library: result of profile full.' in html.read_text() and headline in html.read_text()
+    assert (
+        '06_honest: result of profile full, kept by the library.' in html.read_text() and headline in html.read_text()
+    )
     assert headline in (project.report('html') / 'index.html').read_text()

@@ -279,7 +279,7 @@ def test_a_clause_that_another_page_tests_is_not_untested():
     receipts = dict(a=dict(evidence=dict(N10=[line(1), gap])), b=dict(evidence=dict(N10=[noise])))
     assert cl.judge_evidence(cl.joined_evidence(receipts)['N10']).verdict == 'reproduced'
     alone = cl.joined_evidence(dict(a=receipts['a']))['N10']
-    assert gap in alone and cl.judge_evidence(alone).verdict == 'undecided'
+    assert dict(gap, run='a') in alone and cl.judge_evidence(alone).verdict == 'undecided'
     assert cl.joined_evidence(dict(a=dict(evidence=dict(N10='too few'))))['N10'] == 'too few'
 
 
@@ -359,6 +359,18 @@ def test_more_lines_of_a_kept_run_are_folded_behind_its_verdict(tmp_path):
     text = shown_text(cl.claims_by_paper(verdicts, {}, '', kept))
     assert '1 of 1 comparisons hold; kept run full/larger: not reproduced' in text
     assert 'kept run full/larger, a − b' not in text  # it is a line of the run
+
+
+def test_each_line_of_a_claim_with_several_kept_runs_names_its_run(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path)
+    recipe = untested('the published recipe; here another mix')
+    own = dict(line(-9, OWN_COMPARISON), what=f'{cl.OWN_RECIPE}a − b')
+    kept = {'full/07/grid.a': kept_run(C14=[own, recipe]), 'full/07/grid.b': kept_run(C14=[line(1)])}
+    text = shown_text([cl.kept_claims(cl.kept_verdicts(verdicts, kept), kept)])
+    assert '1 of 1 comparisons hold; 1 own comparison' not in text  # two lines are not folded
+    assert 'grid.b: a − b: +2.0 [+1.0, +3.0]: holds' in text and 'not tested' not in text  # the other run tests it
+    assert 'grid.a: this book’s own comparison, the book’s recipe, a − b: −8.0 [−9.0, −7.0]' in text
+    assert 'full/07/grid.a' in text and 'full/07/grid.b' in text  # in full, below the title
 
 
 def test_a_kept_run_with_own_comparisons_alone_is_the_reason_for_no_verdict(tmp_path):
