@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CIRCO_SPLITS', 'ASPECTS', 'CIRCO_ANNOTATIONS', 'INFO', 'CIRCO_IMAGES', 'CIRCO_LENGTH', 'CircoEntry',
            'CircoEntryWithTargets', 'Circo', 'read_circo', 'audit_circo', 'UnlabeledImages', 'circo_image_names',
-           'circo_image_paths', 'load_circo', 'circo_benchmark', 'CircoPlugin', 'aspects_of', 'by_aspect',
-           'average_precision', 'check_circo_submission', 'write_circo_submission', 'score_circo_submission',
-           'circo_ranked_lists', 'CircoSubmission']
+           'circo_image_paths', 'load_circo', 'circo_benchmark', 'CircoPlugin', 'aspects_of', 'average_precision',
+           'check_circo_submission', 'write_circo_submission', 'score_circo_submission', 'circo_ranked_lists',
+           'CircoSubmission']
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #8ef8abf6
 import json
@@ -22,7 +22,6 @@ from PIL import Image
 from ..api import BenchmarkPlugin, MainMetric, Queries, Submission
 from ..data.image_sources import ImageSource, image_files
 from ..retrieval.protocol import Benchmark, Protocol, Task, first_images
-from ..retrieval.statistics import bootstrap_ci, families_of
 from ..retrieval.metrics import map_at_k
 from pydantic import Field
 from .cirr import relative_fault
@@ -280,22 +279,6 @@ def aspects_of(c: Circo) -> dict:  # query id -> aspects
     apart = c.folder / f'annotations/kinds.{c.split}.json'
     kinds = read_json(apart, dict[str, str]) if os.path.lexists(apart) else {}
     return {str(e['id']): e.get('semantic_aspects') or kinds.get(str(e['id']), '').split('+') for e in c.entries}
-
-
-def by_aspect(per_query, aspects: dict, k: int = 10, seed: int = 0) -> pd.DataFrame:  # aspect, value, low, high, n
-    "mAP@k of the queries of each aspect, in percent; a query counts in each of its aspects."
-    rows = []
-    for a in sorted({a for some in aspects.values() for a in some} - {''}):
-        mine = per_query[[a in aspects[i] for i in per_query.query_id]]
-        if len(mine):
-            rows.append(
-                (
-                    a,
-                    *(100 * v for v in bootstrap_ci(average_precision(mine, k), seed=seed, families=families_of(mine))),
-                    len(mine),
-                )
-            )
-    return pd.DataFrame(rows, columns=['aspect', 'value', 'low', 'high', 'n'])
 
 
 def average_precision(per_query, k: int) -> np.ndarray:  # (Q,)

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['METHODS_COMPARED', 'RIVALS_AND_CONTROL', 'close_ups', 'close_up_hits', 'mean_accuracy', 'accuracy_table',
            'backbone_leads', 'backbone_table', 'backbone_figure', 'backbone_words', 'combiner_and_fusions',
-           'named_by_backbone', 'combiner_leads', 'combiner_gain_table', 'mean_rows', 'recall_figure', 'ten_points',
-           'method_gain', 'contrast_difference', 'method_minus_ten_points', 'gain_range', 'accuracy_rows']
+           'named_by_backbone', 'lead_growths_by_backbone', 'growth_table', 'combiner_leads', 'combiner_gain_table',
+           'recall_figure', 'ten_points', 'method_gain', 'contrast_difference', 'method_minus_ten_points', 'gain_range',
+           'accuracy_rows']
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #39ef9642
 from functools import lru_cache
@@ -31,10 +32,13 @@ from .entries import CONTROL_TITLES, judged_pairs
 from ..methods.late_fusion import BASELINES, TUNED_SUM
 from cis_nb.experiments.comparison import (
     by_question,
+    change,
     compare,
+    contrast,
     format_difference,
     format_interval,
     format_uncertainty,
+    levels,
     marked_untuned,
     over_seeds,
     rival_leads,
@@ -165,6 +169,30 @@ def named_by_backbone(rankings: dict) -> pd.DataFrame:
     named = [t.assign(method=t.method + f', {b}') for b, t in rankings.items()]
     return pd.concat(named, ignore_index=True)
 
+# %% ../../nbs/05b_experiments/16_backbones.ipynb #grow0001
+def lead_growths_by_backbone(runs: dict, seed: int = 0) -> dict:  # (method, rival, task) -> comparison
+    """How much larger the lead of each training over each late fusion is with the last backbone than with the first
+    (`runs`: backbone -> run), corrected `by_question`."""
+    first, last = list(runs)[0], list(runs)[-1]
+    named, found = named_by_backbone({b: runs[b].per_query for b in (first, last)}), {}
+    pairs = [(m, rival) for m, rival in judged_pairs(runs[first].entries) if rival in BASELINES]
+    for t in runs[first].sets:
+        q = named[named.task == t]
+        for m, rival in pairs:
+            signs = ((m, last, 1), (rival, last, -1), (m, first, -1), (rival, first, 1))
+            weights = {f'{name}, {b}': sign for name, b, sign in signs}
+            if len(weights) == 4 and {*weights} <= {*q.method}:
+                found[m, rival, t] = contrast(q, weights, of='score', limits=(0, 100), seed=seed)
+    return by_question(found)
+
+
+def growth_table(found: dict, titles: dict) -> pd.DataFrame:
+    "`lead_growths_by_backbone` as a table: a row for each pair, a column for each task; *higher*: the lead grows."
+    pairs, tasks = (dict.fromkeys(key[part] for key in found) for part in (slice(2), 2))
+    cells = {key: format_difference(c, change) for key, c in found.items()}
+    rows = [[f'{titles[m]} − {titles[r]}', *(cells.get((m, r, t), '–') for t in tasks)] for m, r in pairs]
+    return pd.DataFrame(rows, columns=['growth of the lead', *map(score_title, tasks)])
+
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #1840480f
 METHODS_COMPARED = {b: api.method_style(b).title for b in BASELINES} | dict(combiner='Short Combiner')
 RIVALS_AND_CONTROL = {b: METHODS_COMPARED[b] for b in BASELINES} | dict(combiner_start=CONTROL_TITLES['_start'])
@@ -194,19 +222,14 @@ def combiner_gain_table(results, accuracy: dict, found: dict) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/16_backbones.ipynb #dfd5e53c
-def mean_rows(results, method: str, backbones) -> pd.DataFrame:  # value, ci_low, ci_high, one row a backbone
-    "The mean R@1 over tasks with its interval, mean over seeds."
-    r = results[(results.method == method) & (results.task == 'mean') & (results.k == 1)]
-    return r.groupby('backbone', sort=False)[['value', 'ci_low', 'ci_high']].mean().loc[list(backbones)]
-
-
-def recall_figure(results, per_query, accuracy: dict, labels: dict):
-    "Mean R@1 of both methods against the accuracy of the backbone; `labels`: backbone -> text below its points."
+def recall_figure(per_query, accuracy: dict, labels: dict, seed: int = 0):
+    """Mean R@1 of each method, with the intervals of `levels`, against the accuracy of the backbone; `labels`:
+    backbone -> text below its points."""
     fig, ax = page(3.6)
     x = np.array(list(accuracy.values()))
     for m, title in METHODS_COMPARED.items():
-        r = mean_rows(results, m, accuracy)
-        draw_intervals(ax, x, r.value, r.ci_low, r.ci_high, m, label=title)
+        r = levels(per_query, [f'{m}, {b}' for b in accuracy], seed=seed)
+        draw_intervals(ax, x, r.value, r.low, r.high, m, label=title)
         a, b = np.polyfit(x, r.value, 1)
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, a * ends + b, color=color(m), lw=1, ls='--')

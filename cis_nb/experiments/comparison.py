@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'NOT_TUNED_ALIKE', 'ORDER_NOTE', 'SEEDS_NOTE', 'PLAIN_CONTROLS',
            'CONTROL_ENDS', 'with_seed', 'seeds', 'of_seed', 'hits_by_seed', 'hits', 'task_mean', 'contrast', 'compare',
-           'opposite', 'queries_needed', 'corrected', 'marked_untuned', 'by_own_p', 'verdict', 'format_interval',
-           'change', 'seeds_apart', 'seeds_in_words', 'verdict_in_words', 'format_difference', 'brief_difference',
-           'by_verdict', 'difference_cell', 'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds',
-           'format_uncertainty', 'recall_cell', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper',
-           'protocol_line', 'query_parameters', 'world_of', 'recall_over_seeds', 'lead_in_words', 'kind_of_rival',
-           'by_question', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'shown_corrections',
-           'as_shown', 'contradictions']
+           'opposite', 'levels', 'queries_needed', 'corrected', 'marked_untuned', 'by_own_p', 'verdict',
+           'format_interval', 'change', 'seeds_apart', 'seeds_in_words', 'verdict_in_words', 'format_difference',
+           'brief_difference', 'by_verdict', 'difference_cell', 'forest_rows', 'in_families', 'doubt_note', 'chance',
+           'over_seeds', 'format_uncertainty', 'recall_cell', 'read_printed', 'paper_numbers', 'recalls',
+           'beside_paper', 'protocol_line', 'query_parameters', 'world_of', 'recall_over_seeds', 'lead_in_words',
+           'kind_of_rival', 'by_question', 'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons',
+           'shown_corrections', 'as_shown', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -150,7 +150,7 @@ def contrast(
     low, high, p = interval_over_seeds(diff, means, of_seeds, limits=within)  # equal methods differ by zero
     alone = _alone(parts, drawn, q.task)
     if pd.Series(family).groupby(q.task).nunique().min() < 2:  # the variance between families is unknown
-        low, high, p = -100.0, 100.0, 1.0
+        low, high, p = *np.clip([-100.0, 100.0], *within).tolist(), 1.0
         alone['seed_intervals'] = [[low, high] for _ in alone['by_seed']]
     key = _key(np.concatenate([*parts.values()], 1), family, q.task)
     trained = [len(s) for s in parts if s != (UNTRAINED,)]
@@ -182,6 +182,19 @@ def opposite(c: dict) -> dict:
     turned = dict(diff=0 - c['diff'], low=0 - c['high'], high=0 - c['low'], by_seed=[0 - d for d in c['by_seed']])
     turned['seed_intervals'] = [[0 - high, 0 - low] for low, high in c['seed_intervals']]
     return dict(c, **sides, **turned, key=_other_sign(c['key']))
+
+# %% ../../nbs/05b_experiments/00_comparison.ipynb #lv000001
+def levels(
+    per_query,
+    methods=None,  # all if None
+    k: int = 1,
+    **kw,  # as for `contrast`
+) -> pd.DataFrame:  # method, value, low, high, n, seeds: a row for each method
+    "R@`k` of each method alone, or the mean of a column `of` of percents, with its 95 % interval of `contrast`."
+    methods, given = per_query.method.unique() if methods is None else methods, dict(limits=(0, 100)) | kw
+    found = [dict(contrast(per_query, {m: 1}, k, **given), method=m) for m in methods]
+    columns = ['method', 'value', 'low', 'high', 'n', 'seeds']
+    return pd.DataFrame(found, columns=['method', 'diff', *columns[2:]]).set_axis(columns, axis=1)
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #f315e1db
 TOO_FEW = 'too few queries'  # a verdict
@@ -345,22 +358,12 @@ def chance(per_query, k: int = 1) -> pd.Series:  # task -> percent
 def over_seeds(
     results,  # result rows: method, task, k, seed, value, ci_low, ci_high, n
 ) -> pd.DataFrame:  # the same without seed; with std and seeds
-    "One row per method, task and k; the interval over queries has the mean ends of those of the seeds."
+    "One row per method, task and k; with an interval only where there is one seed, see `levels` for several."
     rows = []
     for (m, t, k), g in results.groupby(['method', 'task', 'k'], sort=False):
-        rows.append(
-            dict(
-                method=m,
-                task=t,
-                k=k,
-                value=g.value.mean(),
-                std=g.value.std(),
-                ci_low=g.ci_low.mean(),
-                ci_high=g.ci_high.mean(),
-                n=g.n.max(),
-                seeds=len(g),
-            )
-        )
+        low, high = (g.ci_low.item(), g.ci_high.item()) if len(g) == 1 else (np.nan, np.nan)
+        found = dict(value=g.value.mean(), std=g.value.std(), ci_low=low, ci_high=high, n=g.n.max(), seeds=len(g))
+        rows.append(dict(method=m, task=t, k=k, **found))
     return pd.DataFrame(rows, columns=['method', 'task', 'k', 'value', 'std', 'ci_low', 'ci_high', 'n', 'seeds'])
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #ceb6c176

@@ -24,8 +24,8 @@ from ..core.store import fingerprint, stored
 from ..data.roots import dataset_root
 from cis_nb.experiments.comparison import (
     format_uncertainty,
-    hits,
     lead_in_words,
+    levels,
     rival_leads,
     recall_over_seeds,
     over_seeds,
@@ -37,7 +37,6 @@ from .examples import best_median_worst, ranking_strip
 from .matrix import MatrixRun, rank_all
 from .prompts import methods_with_prompts
 from ..retrieval.protocol import Benchmark, NoQueries, chance_recall
-from ..retrieval.statistics import bootstrap_ci, families_of
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #e5a8e677
 SETS = ('full', 'subset', 'states')  # CIRR's two tasks and MIT-States; pages on pseudo-words ask for CIRCO too
@@ -164,19 +163,22 @@ def kinds_of(root, split: str) -> dict:  # query id -> kind; empty for photograp
 
 
 def by_kind(
-    per_query, kinds: dict, task='subset', least=10, seed=0
+    per_query,
+    kinds: dict,  # query id -> its kind, or all of its kinds
+    task='subset',
+    least=10,  # queries of a kind
+    seed=0,
+    of: str = '',  # a column of percents to use instead of R@1
 ) -> pd.DataFrame:  # kind, method, value, low, high, n
-    "R@1 of each method on each kind of edit with at least `least` queries; mean over seeds."
-    columns = ['kind', 'method', 'value', 'low', 'high', 'n']
-    if not kinds:
-        return pd.DataFrame(columns=columns)
-    h = hits(per_query[per_query.task == task]).reset_index()
-    methods = [c for c in h.columns if c not in ('draw', 'task', 'query_id')]
-    reference = dict(zip(per_query.query_id, per_query.reference))
-    h = h.assign(kind=h.query_id.map(kinds), reference=h.query_id.map(reference))
-    groups = [(k, g) for k, g in h.groupby('kind') if len(g) >= least]
-    rows = [(k, m, *bootstrap_ci(g[m], seed=seed, families=families_of(g)), len(g)) for k, g in groups for m in methods]
-    return pd.DataFrame(rows, columns=columns)
+    "R@1 of each method on each kind of query with at least `least` queries, with the interval of `levels`."
+    mine, rows = per_query[per_query.task == task], []
+    named = {q: {some} if isinstance(some, str) else {*some} for q, some in kinds.items()}
+    for kind in sorted(set().union(*named.values()) - {''}):
+        part = mine[[kind in named.get(q, ()) for q in mine.query_id]]
+        if part.query_id.nunique() >= max(1, least):
+            rows.append(levels(part, sorted(set(part.method)), seed=seed, of=of).assign(kind=kind))
+    found = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=['method', 'value'])
+    return found.reindex(columns=['kind', 'method', 'value', 'low', 'high', 'n'])
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #b91e189a
 def sentence_groups(kinds: dict) -> dict:  # query id -> 'edits' or 'descriptions'

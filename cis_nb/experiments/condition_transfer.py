@@ -31,7 +31,7 @@ from ..core.plotting import draw_intervals, forest, page
 from ..data.augmentation import stored_size
 from ..data.products import has_words, without_words
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, claim_evidence
-from .comparison import by_question, by_verdict, compare, forest_rows, verdict
+from .comparison import by_question, by_verdict, compare, forest_rows, levels, verdict
 from .condvit_ablations import Variant
 from .entries import Entry, read_cached, untrained_methods
 from ..methods.late_fusion import TunedProduct, TunedSum
@@ -44,7 +44,6 @@ from .sweeps import SweepParameters, train_variants, variant_of
 from ..methods.condvit import training_products
 from ..retrieval.metrics import ranks
 from ..retrieval.protocol import first_images
-from ..retrieval.statistics import bootstrap_ci
 from ..train import settings
 from ..world.cloth import CONTRASTING, Dice
 from ..world.lrvsf import is_drawn, parse_address, split_products, visible_boxes_of
@@ -369,19 +368,15 @@ def probe_table(lines: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #bceb2089
 def probe_figure(lines: pd.DataFrame, seed: int = 0):
-    "The same shares, means over seeds with 95 % intervals over references; a cross marks the share of the gallery."
+    "The same shares, means over seeds with the intervals of `levels`; a cross marks the share of the gallery."
     tasks = list(dict.fromkeys(lines.task))
     fig, axes = page(1.0 + 0.75 * len(tasks), rows=len(tasks), sharex=True, squeeze=False)
     for ax, task in zip(axes[:, 0], tasks):
         mine = lines[lines.task == task]
         names = list(dict.fromkeys(mine.method))
-        for y, name in enumerate(names):
-            each = (
-                mine[mine.method == name].groupby(['query_id', 'reference'])[['score', 'gallery']].mean().reset_index()
-            )
-            value, low, high = bootstrap_ci(each.score, seed=seed, families=pd.factorize(each.reference)[0])
-            draw_intervals(ax, [y], [value], [low], [high], 'green', horizontal=True)
-            ax.plot(each.gallery.mean(), y, 'x', color='k')
+        r, gallery = levels(mine, names, of='score', seed=seed), mine.groupby('method').gallery.mean()
+        draw_intervals(ax, range(len(r)), r.value, r.low, r.high, 'green', horizontal=True)
+        ax.plot(gallery[names], range(len(r)), 'x', color='k')
         ax.set_yticks(range(len(names)), names)
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set(title=f'Request: {task}', xlim=(0, 100))

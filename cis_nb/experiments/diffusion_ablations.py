@@ -112,6 +112,7 @@ from cis_nb.experiments.entries import (
 from cis_nb.experiments.matrix import (
     MatrixRun,
     load_benchmarks,
+    main_levels,
     main_metric,
     main_rows,
     query_scores,
@@ -426,20 +427,18 @@ def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, see
 SUMS = {'image_text': ':', 'image_text_tuned': '--', 'score_product': '-.'}  # baselines that figures have as lines
 
 
-def step_rows(run: MatrixRun, benchmark: str) -> pd.DataFrame:  # steps, value, low, high
-    "The main metric of a benchmark by number of steps."
-    rows = main_rows(benchmark, run.results)
-    rows = rows[rows.method.str.startswith('steps_')]
-    n = rows.method.str.removeprefix('steps_').astype(int)
-    return pd.DataFrame(dict(steps=n, value=rows.value, low=rows.ci_low, high=rows.ci_high)).sort_values('steps')
+def step_rows(run: MatrixRun, benchmark: str, seed: int = 0) -> pd.DataFrame:  # steps, value, low, high
+    "The main metric of a benchmark by number of steps, with the intervals of `levels`."
+    rows = main_levels(run, benchmark, [m for m in run.titles if m.startswith('steps_')], seed)
+    return rows.assign(steps=rows.method.str.removeprefix('steps_').astype(int)).sort_values('steps')
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #a186b701
-def step_count_figure(run: MatrixRun, alone: dict, batch: dict, rows: int):
+def step_count_figure(run: MatrixRun, alone: dict, batch: dict, rows: int, seed: int = 0):
     "Score with intervals, milliseconds of a query alone and queries per second in batches of `rows`, by steps."
     fig, (left, middle, right) = page(2.9, cols=3)
     names = ('blue', 'orange', 'purple')
     for (name, title), c in zip(metric_titles(run).items(), names):
-        t = step_rows(run, name)
+        t = step_rows(run, name, seed)
         draw_intervals(left, t.steps, t.value, t.low, t.high, c, label=title)
         left.plot(t.steps, t.value, color=color(c), lw=1)
         known = main_rows(name, run.results).set_index('method').value
@@ -643,17 +642,17 @@ def doubling_evidence(run: MatrixRun, sizes: list, seed: int = 0) -> dict:
     return {'C15': lines}
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #4995cf68
-def triplet_figure(run: MatrixRun):
-    "Score against the number of triplets on a logarithmic axis, with intervals over queries."
+def triplet_figure(run: MatrixRun, seed: int = 0):
+    "Score against the number of triplets on a logarithmic axis, with the intervals of `levels`."
     fig, ax = page(3.7, width=5.5)
     for (name, title), c in zip(metric_titles(run).items(), ('blue', 'orange', 'purple')):
-        rows = main_rows(name, run.results).set_index('method')
-        t = rows[rows.index.str.startswith('triplets_')]
-        x = [size_of(m) for m in t.index]
-        draw_intervals(ax, x, t.value, t.ci_low, t.ci_high, c, label=title)
+        known = main_rows(name, run.results).set_index('method').value
+        t = main_levels(run, name, [m for m in known.index if m.startswith('triplets_')], seed)
+        x = [size_of(m) for m in t.method]
+        draw_intervals(ax, x, t.value, t.low, t.high, c, label=title)
         ax.plot(x, t.value, color=color(c), lw=1)
         for m, line in SUMS.items():
-            ax.axhline(rows.value[m], ls=line, lw=1, color=color(c), label=run.titles[m]) if m in rows.index else None
+            ax.axhline(known[m], ls=line, lw=1, color=color(c), label=run.titles[m]) if m in known else None
     ax.set(xscale='log', xlabel='image triplets', ylabel='percent', ylim=(0, None), title='Score by training triplets')
     ax.set_xticks(x, [f'{n:,}' for n in x])
     ax.minorticks_off()

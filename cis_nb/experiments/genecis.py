@@ -38,6 +38,7 @@ from cis_nb.experiments.comparison import (
     rival_leads,
     recall_over_seeds,
     hits,
+    levels,
     over_seeds,
     paper_numbers,
     verdict,
@@ -399,19 +400,21 @@ def with_intervals(
     return pd.DataFrame(rows, columns=['R@1 [95 % interval], ± over seeds', *map(api.task_title, tasks)])
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #2afc21df
-def recall_bars(results, per_query, titles: dict):
-    "R@1, R@2, R@3 of every method on every task, with intervals."
-    tasks, methods, rows = list(per_query.task.unique()), list(titles), over_seeds(results)
+def recall_bars(per_query, titles: dict, seed: int = 0):
+    "R@1, R@2, R@3 of every method on every task, with the intervals of `levels`."
+    tasks, methods, ks = list(per_query.task.unique()), list(titles), (1, 2, 3)
     fig, axes = page(
         2.35 * -(-len(tasks) // 2) + 0.5, rows=-(-len(tasks) // 2), cols=min(2, len(tasks)), sharey=True, squeeze=False
     )
     width = 0.8 / len(methods)
     for ax, task in zip(axes.ravel(), tasks):
+        ranked = per_query[per_query.task == task]
+        rows = pd.concat([levels(ranked, k=k, seed=seed).assign(k=k) for k in ks])
         for j, m in enumerate(methods):
-            r = rows[(rows.method == m) & (rows.task == task)].sort_values('k')
+            r = rows[rows.method == m]
             at = r.k - 0.4 + width * (j + 0.5)
-            draw_intervals(ax, at, r.value, r.ci_low, r.ci_high, m, bar=0.92 * width, label=titles[m])
-        for k in (1, 2, 3):
+            draw_intervals(ax, at, r.value, r.low, r.high, m, bar=0.92 * width, label=titles[m])
+        for k in ks:
             ax.plot(
                 [k - 0.43, k + 0.43],
                 [chance(per_query, k)[task]] * 2,
@@ -420,7 +423,7 @@ def recall_bars(results, per_query, titles: dict):
                 label='chance' if k == 1 else None,
             )
         ax.set_title(api.task_title(task))
-        ax.set_xticks([1, 2, 3], ['R@1', 'R@2', 'R@3'])
+        ax.set_xticks(ks, [f'R@{k}' for k in ks])
         ax.grid(axis='y')
         ax.tick_params(axis='x', length=0)
     for ax in axes[:, 0]:

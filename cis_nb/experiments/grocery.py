@@ -23,6 +23,7 @@ from ..data.roots import dataset_root
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     brief_difference,
+    contrast,
     format_uncertainty,
     over_seeds,
     rival_leads,
@@ -32,7 +33,6 @@ from .matrix import rank_entries
 from .referred_search import FILTERED, base_name, condvit_at_start, filtered_method
 from ..methods.late_fusion import SCORE_PRODUCT, TUNED_SUM
 from ..retrieval.protocol import Benchmark, first_images, result_rows
-from ..retrieval.statistics import bootstrap_ci
 from ..train import settings, trained_weights
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #73e024ef
@@ -214,22 +214,27 @@ def shelf_figure(run: GroceryRun, methods: list):
 def ask_for_another(run: GroceryRun, name: str, seed: int = 0) -> dict:  # category, product -> dict
     """Shares of first images that have the wrong category asked for, and that show the product of the photograph.
 
-    Each has `value`, `chance`, and the ends `low` and `high` of the interval of their difference over products, in
-    percent; training seeds are averaged."""
+    Each has `value`, `chance`, and the ends `low` and `high` of the interval of their difference over training seeds
+    and products, in percent."""
     task, photos = run.benchmark.tasks['category'], run.grocery.photos
     category = dict(zip(run.grocery.products.image, run.grocery.products.category))
     names, rng = sorted(set(category.values())), np.random.default_rng(seed)
     asked = [rng.choice([c for c in names if c != own]) for own in task.queries.condition]
     q = task.queries
     queries = Queries(q.query_id.tolist(), [[c] for c in asked], q.reference.tolist(), task.source)
-    rankings = [first_images(e.method, queries, task.shared_gallery, 1) for e in run.entries if e.name == name]
+    shown = {
+        e.seed: first_images(e.method, queries, task.shared_gallery, 1) for e in run.entries if e.name == name
+    }  # training seed -> rankings
     right = dict(category=[{i for i in task.shared_gallery if category[i] == c} for c in asked], product=q.targets)
     family, found = q.query_id.map(dict(zip(photos.image, photos['product']))), {}
     for what, images in right.items():
-        hits = np.mean([[top[0] in some for top, some in zip(first, images)] for first in rankings], axis=0)
-        guess = np.array([len(some) / len(task.shared_gallery) for some in images])
-        _, low, high = bootstrap_ci(hits - guess, 1000, seed, families=family)
-        found[what] = dict(value=100 * hits.mean(), chance=100 * guess.mean(), low=100 * low, high=100 * high)
+        guess = 100 * np.array([len(some) / len(task.shared_gallery) for some in images])
+        hit = {s: 100.0 * np.array([top[0] in some for top, some in zip(t, images)]) for s, t in shown.items()}
+        about = dict(method=name, draw=0, task=what, query_id=q.query_id, family=family)
+        lines = pd.concat([pd.DataFrame(dict(about, seed=s, score=h - guess)) for s, h in hit.items()])
+        c = contrast(lines, {name: 1}, of='score', limits=(-100, 100), seed=seed)
+        value = float(np.mean(list(hit.values())))
+        found[what] = dict(value=value, chance=guess.mean(), low=c['low'], high=c['high'])
     return found
 
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['load_benchmark', 'load_benchmarks', 'rank_benchmark', 'result_rows_of', 'cached_benchmark_rankings', 'unsolved_tasks',
            'solvable_pairs', 'rank_pairs', 'rank_entries', 'read_results', 'MatrixRun', 'rank_all', 'run_matrix',
-           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'matrix_note', 'query_scores', 'main_scores',
-           'main_leads', 'strongest_on', 'fused_on', 'judged_leads', 'leads_finding']
+           'main_metric', 'main_rows', 'matrix_table', 'matrix_figure', 'matrix_note', 'query_scores', 'main_levels',
+           'main_scores', 'main_leads', 'strongest_on', 'fused_on', 'judged_leads', 'leads_finding']
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #7c28e70f
 from dataclasses import dataclass
@@ -24,8 +24,10 @@ from cis_nb.experiments.comparison import (
     UNTRAINED,
     format_interval,
     format_uncertainty,
+    levels,
     over_seeds,
     rival_leads,
+    seeds,
     verdict,
 )
 from cis_nb.experiments.entries import (
@@ -224,18 +226,17 @@ def matrix_table(results: pd.DataFrame, titles: dict) -> pd.DataFrame:
     return pd.DataFrame({'method': [*titles.values()], **columns})
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #05bd61d6
-def matrix_figure(results: pd.DataFrame, titles: dict):
-    "The same as points with intervals, a panel for each benchmark, each method in its colour and its row."
-    names, there = list(results.benchmark.unique()), [m for m in titles if m in set(results.method)]
+def matrix_figure(run: MatrixRun, titles: dict, seed: int = 0):
+    "The same as points with the intervals of `levels`, a panel for each benchmark, a colour and a row for each method."
+    names, there = list(run.results.benchmark.unique()), [m for m in titles if m in set(run.results.method)]
     lines, columns = -(-len(names) // 2), min(2, len(names))
     fig, axes = page(lines * (0.6 + 0.24 * len(there)), lines, columns, squeeze=False, sharey=True)
     for ax, name in zip(axes.ravel(), names):
-        rows = main_rows(name, results).set_index('method')
-        for y, m in enumerate(there):
-            r = rows.loc[rows.index == m]
-            draw_intervals(ax, [y] * len(r), r.value, r.ci_low, r.ci_high, m, horizontal=True)
+        measured = [m for m in main_rows(name, run.results).method if m in there]
+        for r in main_levels(run, name, measured, seed).itertuples():
+            draw_intervals(ax, [there.index(r.method)], [r.value], [r.low], [r.high], r.method, horizontal=True)
         ax.set_yticks(range(len(there)), [titles[m] for m in there])
-        ax.set(title=main_metric(name, results).title, xlabel='percent')
+        ax.set(title=main_metric(name, run.results).title, xlabel='percent')
         ax.grid(axis='x')
     axes[0, 0].set_ylim(len(there) - 0.5, -0.5)
     for ax in axes.ravel()[len(names) :]:
@@ -243,11 +244,10 @@ def matrix_figure(results: pd.DataFrame, titles: dict):
     return fig
 
 
-def matrix_note(results: pd.DataFrame) -> str:
+def matrix_note(run: MatrixRun) -> str:
     "What the lines of `matrix_figure` span, for below it."
-    seeds = pd.concat([main_rows(name, results) for name in results.benchmark.unique()]).seeds
-    several = '; of methods with several training seeds the mean ends of the intervals of the seeds'
-    return f'Lines: 95 % intervals over queries{several if (seeds > 1).any() else ""}.'
+    several = any(len(seeds(run.per_query, m)) > 1 for m in run.titles)
+    return f'Lines: 95 % intervals over queries{", and over the seeds of a training" if several else ""}.'
 
 # %% ../../nbs/05b_experiments/03_matrix.ipynb #5627e881
 def query_scores(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:
@@ -255,6 +255,12 @@ def query_scores(per_query: pd.DataFrame, metric: MainMetric) -> pd.DataFrame:
     mine = per_query[per_query.task == metric.task] if metric.task in set(per_query.task) else per_query
     ranks = pad_lists(mine.ranks, 0)
     return mine.assign(score=100 * METRICS[metric.metric](ranks, metric.k))
+
+
+def main_levels(run: MatrixRun, name: str, methods, seed: int = 0) -> pd.DataFrame:  # as `levels`
+    "Methods on the main metric of a benchmark, percent, with their intervals."
+    mine = run.per_query[run.per_query.benchmark == name]
+    return levels(query_scores(mine, main_metric(name, run.results)), methods, of='score', seed=seed)
 
 
 def main_scores(run: MatrixRun) -> dict:  # benchmark -> rankings

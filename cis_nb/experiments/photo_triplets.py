@@ -30,7 +30,7 @@ from ..core.report import progress
 from ..core.store import stored_json
 from ..data.datasets import language_tools
 from ..data.image_sources import ImageSource, folder_images
-from .comparison import UNTRAINED, compare, format_uncertainty, over_seeds, rival_leads
+from .comparison import UNTRAINED, compare, format_uncertainty, levels, over_seeds, rival_leads
 from .entries import Entry, start_entry, trained_entry
 from .photos import PHOTO_SPLITS, CaptionedPhotos, captioned_photos
 from ..methods.baselines import FusionMethod, image_text, method
@@ -41,7 +41,7 @@ from ..mining.captions import read_relations, relation_shards
 from ..mining.corpora import Corpus
 from ..mining.concreteness import concreteness, rate_heads, triplet_scores
 from ..mining.triplets import PARTNER_CHOICES, read_triplets, sample_triplets
-from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_row, result_rows
+from ..retrieval.protocol import RESULT_COLUMNS, NoQueries, Protocol, Task, evaluate, result_rows
 from ..train import settings
 
 # %% ../../nbs/05b_experiments/10_photo_triplets.ipynb #75c5f0b0
@@ -383,14 +383,15 @@ def common_kinds(ranked: pd.DataFrame, least: int = 20) -> list:
 
 
 def recall_rows(ranked: pd.DataFrame, protocols: dict, kinds: list, seed: int = 0, **labels) -> pd.DataFrame:
-    "Result rows, seeds pooled: R@1 and R@10 of the mined target, R@10 of any target, and R@10 of some kinds."
+    """Result rows over all seeds, with the intervals of `levels`: R@1 and R@10 of the mined target, R@10 of any target,
+    and R@10 of some kinds."""
     wanted = [(1, 'rank', 'all'), (10, 'rank', 'all'), (10, 'any_rank', 'all'), *((10, 'rank', k) for k in kinds)]
     metric, rows = dict(rank='recall', any_rank='recall, any target'), []
     for p, m, (k, rank, kind) in product(protocols, ranked.method.unique(), wanted):
         t = select_lines(ranked, p, [m], kind)
         about = dict(labels, task=f'{p} partners: {kind}', method=m, metric=metric[rank], k=k, protocol=protocols[p].id)
-        row = result_row(t[rank] <= k, seed, families=t.reference, **about)
-        rows.append(row | dict(n=t.query_id.nunique()))
+        r = levels(t.assign(task=kind, rank=t[rank]), [m], k, seed=seed).iloc[0]
+        rows.append(dict(about, seed=seed, value=r.value, ci_low=r.low, ci_high=r.high, n=r.n))
     return pd.DataFrame(rows).reindex(columns=RESULT_COLUMNS)
 
 

@@ -77,6 +77,7 @@ from cis_nb.experiments.comparison import (
     format_interval,
     format_uncertainty,
     hits_by_seed,
+    levels,
     over_seeds,
     read_printed,
     recall_cell,
@@ -98,7 +99,7 @@ from ..methods.condvit import FILTERED_TASK, CondViTMethod, product_task, publis
 from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
 from ..methods.task_specific import WindowDetector
 from ..retrieval.protocol import Benchmark, evaluate, first_images, rank_task, task_methods
-from ..retrieval.statistics import bootstrap_ci, families_of, interval_over_seeds, seed_shares
+from ..retrieval.statistics import families_of, interval_over_seeds, seed_shares
 from ..world.lrvsf import LRVSF_SIDE, VAL_DISTRACTORS, is_drawn, parse_address, visible_shares_of
 from ..world.wardrobe import Product
 
@@ -905,15 +906,13 @@ def close_up_note(task, areas: pd.Series) -> str:
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #34320953
 def area_table(run: ReferredRun, areas: pd.Series, distractors: int, groups: int = 10, seed: int = 0) -> pd.DataFrame:
-    "R@1 of each method in groups of equally many queries by area: method, area (median), value, low, high, n."
+    "`levels` in groups of equally many queries by area: method, area (median), value, low, high, n, seeds."
     lines = run.among(distractors)
-    lines = lines[lines.query_id.isin(areas.index)].assign(hit=lambda t: 100.0 * (t['rank'] == 1))
+    lines = lines[lines.query_id.isin(areas.index)]
     group, rows = pd.qcut(areas, groups, duplicates='drop'), []
-    for (m, part), some in lines.groupby(['method', lines.query_id.map(group)], observed=True, sort=False):
-        each = some.groupby('query_id').agg(hit=('hit', 'mean'), family=('family', 'first'))  # mean over seeds
-        value, low, high = bootstrap_ci(each.hit, seed=seed, families=families_of(each))
-        rows.append(dict(method=m, area=areas[group == part].median(), value=value, low=low, high=high, n=len(each)))
-    return pd.DataFrame(rows).sort_values(['method', 'area'], ignore_index=True)
+    for part, some in lines.groupby(lines.query_id.map(group), observed=True, sort=False):
+        rows.append(levels(some, seed=seed).assign(area=areas[group == part].median()))
+    return pd.concat(rows).sort_values(['method', 'area'], ignore_index=True)
 
 
 def area_figure(
@@ -924,7 +923,7 @@ def area_figure(
     seed: int = 0,
     methods=None,  # some; None: all
 ):
-    "R@1 of each method by visible area, in groups of equally many queries, with 95 % intervals over families."
+    "R@1 of each method by visible area, in groups of equally many queries, with 95 % intervals (`levels`)."
     table = area_table(run, areas, distractors, groups, seed)
     fig, ax = page(3.4)
     for m in [m for m in run.titles if m in set(table.method) and (methods is None or m in methods)]:

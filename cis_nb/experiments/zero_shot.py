@@ -27,14 +27,13 @@ from ..core.store import manifest, stored_table
 from ..data.datasets import captions_root
 from ..data.roots import WORLD, cirr_root, is_world
 from .combiner_ablations import as_own, claim_evidence
-from .comparison import LEAST_UNITS, contrast, format_difference, hits
+from .comparison import LEAST_UNITS, contrast, format_difference, hits, levels
 from .composed_retrieval import run_composed
 from .entries import seeded_config, trained_entry, training_config, with_controls
 from .matrix import MatrixRun
 from ..methods.combiner import triplet_folder
 from ..mining.captions import read_captions
 from ..retrieval.protocol import Task
-from ..retrieval.statistics import bootstrap_ci, families_of
 from ..world.captions import THING_NOUNS, WorldPairs
 from ..world.layouts import world_root
 from ..world.scenes import ATTRIBUTES, THINGS
@@ -197,16 +196,13 @@ def unseen_note(task: Task, parts: list, most: int = 6) -> str:
 
 
 def by_group(per_query: pd.DataFrame, asked: dict, titles: dict, seed: int = 0) -> pd.DataFrame:
-    "R@1 of each method on each group of the queries of one task, percent with interval; mean over seeds."
-    h = hits(per_query).reset_index()
-    about = with_units(per_query, asked).drop_duplicates('query_id').set_index('query_id')
-    h = h.assign(**{c: h.query_id.map(about[c]) for c in ('reference', 'family') if c in about})
-    h = h.assign(group=h.query_id.map(about.task))
-    rows, titles = [], {m: title for m, title in titles.items() if m in h}
-    for name in [g for g in ('seen', 'unseen') if g in set(h.group)]:
-        g = h[h.group == name]
-        values = [bootstrap_ci(g[m], seed=seed, families=families_of(g)) for m in titles]
-        rows.append([name, len(g), *(f'{v:.1f} [{low:.1f}, {high:.1f}]' for v, low, high in values)])
+    "R@1 of each method on each group of the queries of one task, percent with the interval of `levels`."
+    q, rows = with_units(per_query, asked), []
+    titles = {m: title for m, title in titles.items() if m in set(q.method)}
+    for name in [g for g in ('seen', 'unseen') if g in set(q.task)]:
+        found = levels(q[q.task == name], titles, seed=seed)
+        values = [f'{r.value:.1f} [{r.low:.1f}, {r.high:.1f}]' for r in found.itertuples()]
+        rows.append([name, found.n.max(), *values])
     return pd.DataFrame(rows, columns=['units', 'queries', *titles.values()])
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #c1720be5
