@@ -12,7 +12,7 @@ __all__ = ['EDIT_SHARES', 'MOST_THINGS', 'SCENE_EDIT_FORMS', 'TARGET_FORMS', 'JO
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0003
 import random
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,9 @@ from ..data.roots import data_root, is_world
 from cis_nb.mining.synthetic import (
     INSTRUCTION_TEMPLATES,
     CaptionTriplet,
+    CaptionTriplets,
     changed_words,
     mine_keyword_triplets,
-    read_caption_triplets,
 )
 from cis_nb.mining.triplet_images import (
     CannotDraw,
@@ -245,10 +245,8 @@ class SceneEditGenerator(WorldGenerator):
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #5ced0014
 def drawable_triplets(folder, n: int, seed: int = 0) -> list:  # of CaptionTriplet
     "At most `n` caption triplets of a folder, spread over it."
-    names = [f.name for f in fields(CaptionTriplet)]
-    found = list(read_caption_triplets(folder))
-    chosen = sorted(np.random.default_rng(seed).permutation(len(found))[:n])
-    return [CaptionTriplet(**{name: getattr(found[k], name) for name in names}) for k in chosen]
+    found = CaptionTriplets(folder)
+    return [found[k] for k in sorted(np.random.default_rng(seed).permutation(len(found))[:n])]
 
 # %% ../../nbs/03_mining/07_scene_edits.ipynb #524db0a5
 def drawn_triplet_shards(

@@ -12,10 +12,10 @@ __all__ = ['ROUTES', 'INSTRUCTION_TEMPLATES', 'TOO_LONG', 'BAND_KINDS', 'BLOCK',
            'frequent_terms', 'term_list', 'term_cosines', 'cosine_band', 'band_rows', 'flat_index', 'sample_band',
            'Replacements', 'open_replacements', 'replacement_folder', 'crowded_vectors', 'search_cost', 'occurrences',
            'replace_term', 'draw_new_term', 'draw_edit_of', 'keyword_triplet', 'TripletJob', 'triplet_jobs',
-           'write_triplets', 'keyword_triplets', 'read_caption_triplets', 'mine_keyword_triplets', 'triplet_funnel',
-           'edit_text', 'parse_edit', 'read_edits', 'InstructionModel', 'language_model_folder', 'load_language_model',
-           'GumbelNoise', 'CausalInstructionModel', 'EditTexts', 'fine_tune_language_model', 'random_language_model',
-           'changed_words', 'llm_triplet', 'llm_triplets', 'token_counts', 'token_shares']
+           'write_triplets', 'keyword_triplets', 'read_caption_triplets', 'CaptionTriplets', 'mine_keyword_triplets',
+           'triplet_funnel', 'edit_text', 'parse_edit', 'read_edits', 'InstructionModel', 'language_model_folder',
+           'load_language_model', 'GumbelNoise', 'CausalInstructionModel', 'EditTexts', 'fine_tune_language_model',
+           'random_language_model', 'changed_words', 'llm_triplet', 'llm_triplets', 'token_counts', 'token_shares']
 
 # %% ../../nbs/03_mining/05_synthetic.ipynb #5e000003
 import gzip
@@ -25,11 +25,12 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from string import Formatter
 from typing import NamedTuple, Protocol
@@ -652,6 +653,38 @@ def read_caption_triplets(folder) -> Iterator:
     "Each `CaptionTriplet` of a folder, one shard in memory; `ValueError` with the name of a missing or damaged shard."
     for row in shard_rows(folder):
         yield CaptionTriplet(**row)
+
+
+class CaptionTriplets(Sequence):
+    """The caption triplets of a folder by their position, one shard in memory at a time; a slice is a list. ValueError
+    with the name of a missing or damaged shard, where a triplet of it is asked for."""
+
+    def __init__(self, folder):
+        self.folder, self.shards = Path(folder), read_shard_list(folder)['shards']
+        self.ends = [*accumulate(s['lines'] for s in self.shards)]  # position behind the last triplet of each
+        self._number, self._read = -1, []  # the shard in memory
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def __getitem__(self, at):
+        if isinstance(at, slice):
+            return [self[k] for k in range(*at.indices(len(self)))]
+        position = range(len(self))[at]  # IndexError beyond both ends
+        number = bisect_right(self.ends, position)
+        return self._shard(number)[position - self.ends[number]]  # counted from the end of the shard
+
+    def _shard(self, number: int) -> list:
+        "The triplets of a shard, which replaces the one in memory."
+        if number != self._number:
+            self._number, self._read, shard = -1, [], self.shards[number]
+            rows = read_json_lines(self.folder / shard['file'], shard['sha256'])
+            if len(rows) != shard['lines']:
+                raise ValueError(
+                    f'{self.folder / shard["file"]} has {len(rows)} lines, shards.json says {shard["lines"]}'
+                )
+            self._number, self._read = number, [CaptionTriplet(**row) for row in rows]
+        return self._read
 
 
 def mine_keyword_triplets(

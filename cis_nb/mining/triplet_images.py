@@ -17,6 +17,7 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import SequenceMatcher
 from pathlib import Path, PurePosixPath
@@ -775,7 +776,7 @@ def _write_manifest(folder: Path, manifest: dict):
     replace_synced(part, folder / 'manifest.json')
 
 # %% ../../nbs/03_mining/06_triplet_images.ipynb #39f5f580
-def _begun(folder: Path, job: ShardJob, triplets: list) -> dict:
+def _begun(folder: Path, job: ShardJob, triplets: Sequence) -> dict:
     "The manifest to go on from; ValueError if the folder was made in another way or from other caption triplets."
     how = json.loads(json.dumps(job.record))
     if not (folder / 'manifest.json').exists():
@@ -804,7 +805,7 @@ def _waiting(folder: Path, manifest: dict, n: int, per_shard: int) -> list:
 
 def write_triplet_shards(
     folder,
-    triplets: list,  # caption triplets; a longer list than last time is appended
+    triplets: Sequence,  # caption triplets, or those of a folder; a longer list than last time is appended
     generator: PairGenerator,
     backbone,  # of the filters
     thresholds: PairThresholds = PairThresholds(),

@@ -1,13 +1,17 @@
 "Image triplets: edits of scenes, attention sharing, filters, shards that are damaged or continued."
 
+import gc
 import hashlib
 import io
 import json
 import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -19,6 +23,7 @@ from photo_folders import image, write_tar
 
 from cis_nb.backbones.features import image_features, l2_normalize
 from cis_nb.core.store import fingerprint
+from cis_nb.mining import synthetic as S
 from cis_nb.mining import triplet_images as T
 from cis_nb.world.scenes import Scene, Thing, render
 
@@ -491,6 +496,126 @@ def test_a_folder_is_not_continued_in_another_way(tmp_path, change, says):
     other.record = dict(generator='other noise')
     with pytest.raises(ValueError, match='was made with generator'):
         write(tmp_path, generator=other)
+
+
+# --- from caption shards to image shards
+
+
+def caption_shards(folder, portion=6) -> S.CaptionTriplets:
+    "The numbered caption triplets in shards of a folder."
+    folder.mkdir(exist_ok=True)
+    lines = []
+    for k in range(0, len(NUMBERED), portion):
+        rows = [asdict(t) for t in NUMBERED[k : k + portion]]
+        lines.append(S.write_json_lines(folder / f'triplets-{k:06d}.jsonl.gz', rows, read=len(rows), skipped={}))
+    S.write_shard_list(folder, lines)
+    return S.CaptionTriplets(folder)
+
+
+def test_a_folder_of_caption_shards_is_a_sequence(tmp_path):
+    for portion in (1, 6, 23, 40):
+        found = caption_shards(tmp_path / str(portion), portion)
+        assert len(found) == 23 and list(found) == NUMBERED and found[-1] == NUMBERED[-1]
+        for at in (slice(None), slice(4, 9), slice(5, 6), slice(20, 99), slice(9, 4), slice(None, None, -4)):
+            assert found[at] == NUMBERED[at]
+        for beyond in (23, -24):
+            with pytest.raises(IndexError):
+                found[beyond]
+
+
+class WatchedPairs(NoisePairs):
+    "Notes how many caption triplets are in memory, and which image shards are listed, at each batch."
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.alive, self.listed = folder, [], []
+
+    def generate(self, triplets, seeds):
+        mine = set(map(id, NUMBERED))
+        self.alive.append(sum(type(o) is T.CaptionTriplet and id(o) not in mine for o in gc.get_objects()))
+        file = self.folder / 'manifest.json'
+        self.listed.append(len(json.loads(file.read_text())['shards']) if file.exists() else 0)
+        return super().generate(triplets, seeds)
+
+
+def test_image_shards_are_written_while_caption_shards_are_read(tmp_path):
+    write(tmp_path / 'list')
+    watched = WatchedPairs(tmp_path / 'folder')
+    write(tmp_path / 'folder', caption_shards(tmp_path / 'captions'), generator=watched)
+    assert content(tmp_path / 'folder') == content(tmp_path / 'list')
+    assert max(watched.alive) <= 6 + 5  # a caption shard, and what an image shard is made of
+    assert watched.listed == [k // 3 for k in range(len(watched.listed))]  # three batches are a shard
+
+
+def test_a_stop_between_caption_shards_gives_the_same_files(tmp_path):
+    write(tmp_path / 'list')
+    expected = content(tmp_path / 'list')
+    for k in range(1, 14):
+        folder = tmp_path / str(k)
+        with pytest.raises(KeyboardInterrupt):
+            write(folder, caption_shards(tmp_path / 'captions'), generator=NoisePairs(fail_at=k))
+        write(folder, S.CaptionTriplets(tmp_path / 'captions'))
+        assert content(folder) == expected
+
+
+@pytest.mark.parametrize('number', range(4))
+def test_a_cut_caption_shard_ends_the_run_with_its_name_and_is_gone_on_from(tmp_path, store, number):
+    write(tmp_path / 'list')
+    triplets = caption_shards(tmp_path / 'captions')
+    path = tmp_path / 'captions' / triplets.shards[number]['file']
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f'{path.name} is damaged'):
+        write(tmp_path / 'a', triplets)
+    listed = T.read_shard_manifest(tmp_path / 'a')['shards'] if number else []
+    assert [r['stop'] for r in listed] == [n for n in (5, 10, 15, 20) if n <= 6 * number]
+    assert not number or T.TripletShards(tmp_path / 'a').ids[-1] < f'{6 * number:09d}'
+    path.write_bytes(whole)
+    write(tmp_path / 'a', triplets)
+    assert content(tmp_path / 'a') == content(tmp_path / 'list')
+
+
+def test_a_cut_image_shard_in_the_middle_is_made_again_alone(tmp_path):
+    triplets = caption_shards(tmp_path / 'captions')
+    write(tmp_path / 'a', triplets)
+    expected, calls = content(tmp_path / 'a'), NoisePairs()
+    (tmp_path / 'a' / '000000010.tar').write_bytes(expected['000000010.tar'][:1000])
+    write(tmp_path / 'a', triplets, generator=calls)
+    assert content(tmp_path / 'a') == expected and calls.calls == 3
+
+
+def test_a_caption_shard_whose_list_disagrees_is_refused(tmp_path):
+    caption_shards(tmp_path / 'captions')
+    file = tmp_path / 'captions' / 'shards.json'
+    found = json.loads(file.read_text())
+    found['shards'][1]['lines'] = 5
+    file.write_text(json.dumps(found))
+    with pytest.raises(ValueError, match='000006.jsonl.gz has 6 lines, shards.json says 5'):
+        write(tmp_path / 'a', S.CaptionTriplets(tmp_path / 'captions'))
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(os.name != 'posix', reason='kill -9 needs a POSIX system')
+def test_a_killed_run_over_caption_shards_goes_on(tmp_path):
+    write(tmp_path / 'list')
+    caption_shards(tmp_path / 'captions')
+    program = (
+        'import sys, time; from pathlib import Path; import test_triplet_images as M; home = Path(sys.argv[1])\n'
+        'class Slow(M.NoisePairs):\n'
+        '    def generate(self, *given): time.sleep(0.2); return super().generate(*given)\n'
+        "M.write(home / 'a', M.S.CaptionTriplets(home / 'captions'), generator=Slow())"
+    )
+    paths = os.pathsep.join([*sys.path, os.path.dirname(__file__)])
+    run = subprocess.Popen([sys.executable, '-c', program, str(tmp_path)], env=dict(os.environ, PYTHONPATH=paths))
+    end = time.time() + 120
+    while not (tmp_path / 'a' / '000000005.tar').exists() and run.poll() is None and time.time() < end:
+        time.sleep(0.02)
+    run.kill()
+    assert run.wait() == -signal.SIGKILL
+    left = [n for n in content(tmp_path / 'a') if n.endswith('.tar')]
+    assert 2 <= len(left) < 5
+    write(tmp_path / 'a', S.CaptionTriplets(tmp_path / 'captions'))
+    assert content(tmp_path / 'a') == content(tmp_path / 'list')
 
 
 # --- reading shards
