@@ -138,7 +138,7 @@ def test_a_method_trains_is_loaded_and_scores(name):
 
 def test_a_run_is_kept_under_the_code_of_its_backbone(monkeypatch):
     kept = []
-    monkeypatch.setattr('cis_nb.train.load_backbone', lambda *a, **kw: MadeUp())
+    monkeypatch.setattr('cis_nb.train.begin_with', lambda *a: MadeUp())
     monkeypatch.setattr('cis_nb.train.stored', lambda *a, code, **kw: kept.extend(code))
     monkeypatch.setattr(api.get('method', 'combiner'), 'inputs', lambda backbone, config: [], raising=False)
     train_or_load(settings(dict(method='combiner')))

@@ -70,14 +70,15 @@ def test_other_captions_or_targets_are_another_training(method, monkeypatch):
     module_of, name, given = PLUGINS[method]
     module = module_of(monkeypatch)
     settings = dict(data='world', cirr=1, world_images=1, vocabulary='', phrase_generator='', validation='') | given
-    config = SimpleNamespace(**settings)
+    config = SimpleNamespace(insert_before=1, **settings)
+    backbone = SimpleNamespace(image_size=64, image_tower=SimpleNamespace(blocks=[None]))
 
     def inputs(made):
         found = READERS | dict(cirr_of=lambda *_: made, load_cirr=lambda *_: made)
         found |= dict(training_products=lambda *_: (SimpleNamespace(key='pairs'), dict(products=made)))
         for reader in found.keys() & vars(module).keys():
             monkeypatch.setattr(module, reader, found[reader])
-        return getattr(module, name)().inputs(SimpleNamespace(image_size=64), config)
+        return getattr(module, name)().inputs(backbone, config)
 
     before = inputs(task())
     assert inputs(task()) == before
