@@ -222,7 +222,8 @@ def model_file(path) -> Path:
     "The file of a model, from a path that may begin with `~`; FileNotFoundError if it is missing."
     path = Path(path).expanduser()
     if not path.is_file():
-        said = f'{path}: no such file; give the .safetensors or .pt file of the model'
+        what = 'not a file but a folder or device' if path.exists() else 'no such file'
+        said = f'{path}: {what}; give the .safetensors or .pt file of the model'
         raise FileNotFoundError(said + similar_paths(path))
     return path
 

@@ -312,7 +312,9 @@ def _submission_fault(s, c: Circo, gallery=None) -> str:
 
 # %% ../../nbs/02b_benchmarks/03_circo.ipynb #218874b2
 def _as_number(image):
-    "An id that is written as text, as a number; the official evaluator reads both."
+    "An id that is a text or a number of NumPy, as a number; the official evaluator reads both."
+    if isinstance(image, np.integer):
+        return int(image)
     return int(image) if isinstance(image, str) and re.fullmatch('[0-9]{1,12}', image) else image
 
 
@@ -328,7 +330,7 @@ def check_circo_submission(path, c: Circo, gallery=None) -> dict:
 
 def write_circo_submission(lists: dict, path, c: Circo, gallery=None) -> Path:
     "Ranked ids of each query in the server's form; ValueError for lists that the server would refuse."
-    s = {str(q): [int(i) for i in found][:CIRCO_LENGTH] for q, found in lists.items()}
+    s = {str(q): [*map(_as_number, found)][:CIRCO_LENGTH] for q, found in lists.items()}
     if why := _submission_fault(s, c, gallery):
         raise ValueError(f'{path}: not written, {why}')
     return write_export(path, lambda p: p.write_text(json.dumps(s), encoding='utf-8'))

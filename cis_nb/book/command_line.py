@@ -8,6 +8,7 @@ __all__ = ['COMMANDS', 'make', 'clean_store', 'verify', 'keep', 'main']
 # %% ../../nbs/10_book/02_command_line.ipynb #0efb862d
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -214,6 +215,12 @@ COMMANDS = {
 }
 
 
+def _count(text: str) -> int:
+    if not re.fullmatch('[1-9][0-9]{0,3}', text):
+        raise argparse.ArgumentTypeError(f'must be a number from 1 to 9999, got {text!r}')
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     "The options of the command line; what it does not know goes to Snakemake."
     lines = ['commands:', *(f'  {name:13}{what}' for name, what in COMMANDS.items())]
@@ -227,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument('profile', nargs='?', default='quick', help='see below; default: quick')
     p.add_argument('experiment', nargs='?', help='of `run`: a chapter, or chapter.variant')
     p.add_argument('--data', default='', help='replaces every parameter called `data`')
-    p.add_argument('--cores', type=int, default=0, help='default: all')
+    p.add_argument('--cores', type=_count, default=0, help='default: all')
     p.add_argument('--yes', action='store_true', help='of `clean-store`: delete without a question')
     return p
 

@@ -50,6 +50,7 @@ from cis_nb.core.store import (
     machine,
     project_root,
     replace_synced,
+    storage_fault,
     storage_faults_named,
     stored,
     stored_json,
@@ -272,6 +273,8 @@ def execute(e: Experiment, folder: Path, threads: int = 1) -> str:  # what stopp
                 request_save_on_cell_execute=False,  # twice for each cell; every half minute is enough
             )
         except Exception as error:
+            if isinstance(error, OSError) and storage_fault(error, folder):
+                raise  # no fault of the notebook: `run` says what to do
             logger.error(''.join(traceback.format_exception_only(type(error), error)))
             return f'{type(error).__name__}: {(str(error).strip() or "no message").splitlines()[-1]}'
     return ''

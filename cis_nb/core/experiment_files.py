@@ -470,7 +470,7 @@ class Receipt(Document):
     created: TimeStamp
     versions: dict[str, str]
     machine: ReceiptMachine
-    rows: int = 0
+    rows: int = Field(0, ge=0)
     evidence: dict = {}
     comparisons: list = []
 
@@ -507,9 +507,8 @@ def read_record(path: Path) -> tuple:  # record, what is wrong with it
     "A record that a run has left: {} and '' where there is none, {} and the reason where it is damaged."
     try:
         with open_regular(path) as f:
-            found = json.loads(f.read())
+            found = parse_json(f.read().decode(), RECORDS[path.name], 'its content', 'run the experiment again')
         json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError for a lone surrogate
-        check_document(found, RECORDS[path.name], 'its content', 'run the experiment again')
     except (FileNotFoundError, NotADirectoryError):
         return {}, ''
     except (OSError, ValueError, RecursionError) as e:

@@ -13,6 +13,7 @@ import os
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..core.documents import Document
+from ..core.parameters import check_number
 from ..core.report import progress
 from cis_nb.core.store import (
     add_note,
@@ -127,6 +129,7 @@ def _build(folder: Path, root, size: int, workers: int):
 # %% ../../nbs/00b_data/02_packed.ipynb #3ce121a5
 def packed_folder(root, size: int, workers: int = None) -> Path:
     "The packed folder of a data set with squares of `size` pixels, made on first use and gone on with after a kill."
+    check_number('size', size, 1, kind=Integral)
     root = data_root(root)
 
     def build(folder):

@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['DIFFUSION_STEPS', 'BRANCHES', 'FIRST_STEPS', 'COMPILERS', 'cosine_alphas', 'add_noise', 'GuidedQueries',
            'branch_weights', 'joined_cache', 'joined_tokens', 'GuidedCache', 'guided_cache', 'step_pairs',
-           'ddim_coefficients', 'run_steps', 'clean_from_noise', 'check_number', 'SamplerSettings', 'query_seeds',
-           'QueryNoise', 'compiled_step', 'sample_embeddings']
+           'ddim_coefficients', 'run_steps', 'clean_from_noise', 'SamplerSettings', 'query_seeds', 'QueryNoise',
+           'compiled_step', 'sample_embeddings']
 
 # %% ../../nbs/04b_methods/11_diffusion.ipynb #d1f00003
 import math
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 
 import torch
 from torch.nn import functional as F
 
 from ..backbones.denoiser import ConditionCache
-from ..core.parameters import one_of
+from ..core.parameters import check_number, one_of
 from ..core.store import fingerprint
 
 # %% ../../nbs/04b_methods/11_diffusion.ipynb #d1f00006
@@ -185,16 +185,6 @@ def clean_from_noise(x, t: int, noise) -> torch.Tensor:  # (R,D), (R,D) -> (R,D)
 
 # %% ../../nbs/04b_methods/11_diffusion.ipynb #d1f00029
 COMPILERS = ('', 'inductor', 'aot_eager', 'eager')
-
-
-def check_number(name: str, value, least=-math.inf, most=math.inf, kind=Real):
-    "ValueError unless `value` is a finite number of its kind, `Real` or `Integral`, from `least` to `most`."
-    number = isinstance(value, kind) and not isinstance(value, bool)
-    if number and math.isfinite(value) and least <= value <= most:
-        return
-    words = 'an integer' if kind is Integral else 'a finite number'
-    bounds = {(True, True): f' from {least} to {most}', (True, False): f' of at least {least}'}
-    raise ValueError(f'{name}: must be {words}{bounds.get((least > -math.inf, most < math.inf), "")}, got {value!r}')
 
 
 @dataclass(frozen=True)

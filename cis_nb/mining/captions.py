@@ -33,6 +33,7 @@ from collections import Counter, deque
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -44,7 +45,7 @@ import cis_nb
 from pydantic import Field
 from spacy.symbols import DET, NOUN, PRON, PROPN, PUNCT
 from ..core.documents import Document, open_unpacked, read_json, regular
-from ..core.parameters import is_utf8, one_of
+from ..core.parameters import check_number, is_utf8, one_of
 from ..core.report import progress
 from ..core.store import fresh_pool, machine, stored, write_atomic
 from ..data.image_folders import Skipped, clean_caption, read_photos
@@ -772,12 +773,6 @@ def _counted(rows, root, split) -> tuple:  # their number, the hash of their con
     return n, content.hexdigest()
 
 # %% ../../nbs/03_mining/01_captions.ipynb #e473a4d5
-def _check_counts(per_shard: int, limit):
-    "ValueError for numbers of captions below 1."
-    if per_shard < 1 or limit is not None and limit < 1:
-        raise ValueError(f'relations: per_shard {per_shard}, limit {limit}; both must be at least 1, or limit None')
-
-
 def relation_shards(
     root,  # a folder of images with captions, or a text file of captions
     parser: str = 'auto',  # see `load_parser`
@@ -792,7 +787,8 @@ def relation_shards(
     "The folder with the relations of all captions below `root` (GeneCIS, Sec. 5.2); made once, resumed after a kill."
     one_of('captions', captions, CAPTION_CHOICES)
     one_of('rules', rules, SUBJECT_RULES)
-    _check_counts(per_shard, limit)
+    for name, number in dict(per_shard=per_shard, limit=1 if limit is None else limit).items():
+        check_number(name, number, 1, kind=Integral)
     place = data_root(root, files=True)
 
     def rows(skipped):

@@ -25,6 +25,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Callable, NamedTuple
 import ftfy
@@ -35,7 +36,7 @@ import torch
 from pydantic import Field
 from ..core.documents import Document, open_unpacked, read_json
 from ..backbones.tokenizer import BOS, EOS, PSEUDO, bpe, text_of_ids, tokenizer, word_ids
-from ..core.parameters import one_of
+from ..core.parameters import check_number, one_of
 from ..core.report import progress
 from ..core.store import fingerprint, machine, replace_synced, stored, stored_array
 from ..data.datasets import captions_key, captions_root
@@ -386,6 +387,7 @@ def corpus_folder(
 ) -> Path:
     "The folder of a corpus (LinCIR, Sec. 3.1), made on first use and resumed after a kill."
     one_of('keys', keys, KEYS)
+    check_number('portion', portion, 1, kind=Integral)
 
     def find_sources():
         return [caption_source(s, world_images) for s in sources_of(sources)]

@@ -47,7 +47,7 @@ from ..backbones.features import text_features
 from ..backbones.loading import load_backbone
 from ..backbones.tokenizer import bpe
 from pydantic import Field
-from ..core.documents import Document, read_json, regular
+from ..core.documents import Document, parse_json, read_json, regular
 from ..core.parameters import one_of, pick_device
 from ..core.report import progress
 from ..core.store import fingerprint, stored, stored_array, stored_json, write_atomic
@@ -772,9 +772,9 @@ def read_edits(path, limit: int = None) -> tuple:  # [(prompt, completion)], {re
     pairs, skipped = [], SkipCounter()
     for n, line in enumerate(stream_lines(Path(path), 1 << 20), 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line, dict, path)
             texts = [row.get('caption') if f not in row else row[f] for f in EDIT_FIELDS]
-        except (ValueError, AttributeError, TypeError, RecursionError):
+        except ValueError:
             skipped.add('line that is no JSON record', n)
             continue
         texts = [clean_caption(t, n, SkipCounter()) for t in texts]

@@ -342,6 +342,9 @@ def test_a_file_that_is_missing_is_told_before_the_backbone_is_loaded(tmp_path, 
         read(tmp_path / 'mdel.pt')
     with pytest.raises(FileNotFoundError, match='/zzz: no such file; give the .safetensors or .pt file of the model$'):
         read(tmp_path / 'zzz')
+    (tmp_path / 'folder.pt').mkdir()
+    with pytest.raises(FileNotFoundError, match='/folder.pt: not a file but a folder or device; give the'):
+        read(tmp_path / 'folder.pt')
 
 
 def test_weights_that_are_not_there_are_told_with_the_call_that_reads_them(monkeypatch, tmp_path):

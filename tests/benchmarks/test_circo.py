@@ -15,6 +15,7 @@ from cis_nb.benchmarks.circo import (
     load_circo,
     read_circo,
     score_circo_submission,
+    write_circo_submission,
 )
 from cis_nb.retrieval.metrics import map_at_k
 
@@ -120,6 +121,16 @@ def small_circo(root):
     ]
     (root / 'circo/annotations/val.json').write_text(json.dumps(entries))
     return read_circo(root)
+
+
+@pytest.mark.parametrize('odd', [11.9, 'abc', None])
+def test_an_id_that_is_no_whole_number_is_not_written(tmp_path, odd):
+    c, lists = small_circo(tmp_path), {q: [*np.arange(1, 50), odd] for q in '01'}
+    with pytest.raises(ValueError, match='x.json: not written, query 0 needs a list of integers from 0'):
+        write_circo_submission(lists, tmp_path / 'x.json', c)
+    assert not (tmp_path / 'x.json').exists()
+    lists = {q: [*np.arange(1, 50), '50'] for q in '01'}
+    assert json.loads(write_circo_submission(lists, tmp_path / 'x.json', c).read_text())['1'] == [*range(1, 51)]
 
 
 def test_ids_written_as_text_are_scored_like_numbers(tmp_path):

@@ -76,7 +76,9 @@ def test_two_processes_do_not_make_one_profile_at_a_time(small, capsys, monkeypa
     assert 'waiting: ' in said
 
 
-@pytest.mark.parametrize('words', [[], ['print'], ['make', 'quick', '--cores', 'two']])
+@pytest.mark.parametrize(
+    'words', [[], ['print'], ['make', 'quick', '--cores', 'two'], ['make', '--cores', '-3'], ['make', '--cores', '0']]
+)
 def test_words_that_are_no_command_end_with_the_usage(words, capsys):
     with pytest.raises(SystemExit) as e:
         main(words)

@@ -1,5 +1,6 @@
 "The runner: which results are trusted, what runs again, what survives a failure or a kill."
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from cis_nb.book import site
 from cis_nb.book.command_line import main
 from cis_nb.core import code
 from cis_nb.core.experiment_files import experiments, read_notebook
+from cis_nb.core.store import StorageFault
 
 FAULTS = {  # fixture -> what the verdict must name
     'raises': 'raised ValueError: no such <thing>',
@@ -42,6 +44,18 @@ def test_a_run_that_may_not_be_trusted(project, name):
             and 'inner()' in '\n'.join(failed['traceback'])
             and '\x1b' not in str(failed)
         )
+
+
+def test_a_disk_that_is_full_while_a_notebook_is_written_is_named_with_the_remedy(project, monkeypatch):
+    def full(*a, **kw):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr('papermill.execute_notebook', full)
+    project.chapter('01_honest')
+    e = experiments('quick')['01_honest']
+    with pytest.raises(StorageFault, match='disk full while running .*free some space or make .* writable'):
+        book.run(e)
+    assert not book.done(e)
 
 
 @pytest.mark.parametrize('damage', [b'', b'[' * 5000, b'\xff\xfe', b'[]', b'{"methods": 3}'])

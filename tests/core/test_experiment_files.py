@@ -81,6 +81,10 @@ def test_an_experiment_of_the_book_that_has_not_run_is_named(project, monkeypatc
     project.write('reports/quick/01_honest/receipt.json', '{"params": {"n": 9}}')
     with pytest.raises(ValueError, match='receipt.json is damaged .its content: has no .experiment.'):
         parameters('01_honest')
+    twice = json.dumps(receipt_of(params=dict(n=9)))[:-1] + ', "params": {"n": 3}}'
+    project.write('reports/quick/01_honest/receipt.json', twice)
+    with pytest.raises(ValueError, match="receipt.json is damaged .its content is not JSON .'params' occurs twice"):
+        parameters('01_honest')
     project.write('reports/quick/01_honest/receipt.json', json.dumps(receipt_of(params=dict(n=9))))
     with pytest.raises(ValueError, match="receipt.json: the receipt is of ''; run the experiment 01_honest again"):
         parameters('01_honest')

@@ -272,3 +272,9 @@ def test_coco_mini_is_read_and_packed():
     assert p.layout == 'COCO captions' and p.splits == dict(train=80, val=79) and len(p) == 395
     assert p.skipped.counts() == {'image without a caption': 80}
     assert p.batch([0])[0].float().std() > 10
+
+
+@pytest.mark.parametrize('size', [0, -1, 2.5, '64'])
+def test_a_size_that_is_no_whole_number_above_zero_is_refused(tmp_path, size):
+    with pytest.raises(ValueError, match='size: must be an integer of at least 1'):
+        packed_folder(tmp_path, size)

@@ -159,10 +159,12 @@ def counts(what: str, kills: int, wrong: int, left: dict, differ: bool) -> dict:
 
 
 def results(project) -> dict:
-    "What the experiments of a small book have found."
+    "What the experiments of a small book have found: headline, parameters and table of each."
     receipts = sorted((project.home / 'reports' / 'quick').rglob('receipt.json'))
-    found = [json.loads(p.read_text()) for p in receipts if 'html' not in p.parts and '.site' not in p.parts]
-    return {r['experiment']: (r['headline'], r['params']) for r in found}
+    found = [(p, json.loads(p.read_text())) for p in receipts if 'html' not in p.parts and '.site' not in p.parts]
+    tables = {p: p.with_name('results.parquet') for p, _ in found}
+    rows = {p: pd.read_parquet(t).to_json() if t.exists() else '' for p, t in tables.items()}
+    return {r['experiment']: (r['headline'], r['params'], rows[p]) for p, r in found}
 
 
 def test_a_book_that_is_killed_at_random_moments(project, record_property):

@@ -154,8 +154,9 @@ def json_changes(data: bytes):
                 yield f'{name}: 5,000 digits for it', json.dumps(longer).encode()
             twice = f'{json.dumps(steps[-1])}: null, {json.dumps(steps[-1])}: "{MARK}"'
             old = f'{json.dumps(steps[-1])}: "{MARK}"'
-            text = marked.replace(old, twice, 1).replace(f'"{MARK}"', json.dumps(value))
-            yield f'{name}: given twice', text.encode()
+            for order, words in (('', twice), (', null last', ', '.join(reversed(twice.split(', '))))):
+                text = marked.replace(old, words, 1).replace(f'"{MARK}"', json.dumps(value))
+                yield f'{name}: given twice{order}', text.encode()
 
 
 def value_changes(data: bytes):

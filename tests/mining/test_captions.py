@@ -247,9 +247,11 @@ def test_the_official_file_of_conceptual_captions(tmp_path, name, end):
     assert len(found) and found.equals(alone)
 
 
-@pytest.mark.parametrize('counts', [dict(per_shard=-5), dict(per_shard=0), dict(limit=-1), dict(limit=0)])
+@pytest.mark.parametrize(
+    'counts', [dict(per_shard=-5), dict(per_shard=0), dict(limit=-1), dict(limit='3'), dict(per_shard=2.5)]
+)
 def test_counts_of_captions_below_one_are_refused(tmp_path, counts):
-    with pytest.raises(ValueError, match='per_shard .*, limit .*; both must be at least 1'):
+    with pytest.raises(ValueError, match='(per_shard|limit): must be an integer of at least 1'):
         relation_shards(text_file(tmp_path / 'c.txt', world_texts(3)), 'world', **counts)
 
 

@@ -587,3 +587,9 @@ def test_on_real_captions_the_published_masking_makes_other_sentences(store):
     # 5.7 % with the small parser below CIS_DATA: a lone article `a` takes letters with it; a keyword that is a part of
     # another makes that one be given up
     assert 0.01 < table.iloc[0] < 0.15 and (table.iloc[1:] > 0).all()
+
+
+@pytest.mark.parametrize('portion', [0, -1, 2.5])
+def test_a_portion_below_one_is_refused(portion):
+    with pytest.raises(ValueError, match='portion: must be an integer of at least 1'):
+        corpus_folder('world', portion=portion)

@@ -575,10 +575,11 @@ def test_lines_of_edits_that_cannot_be_used_are_counted(tmp_path):
         dict(input='', edit='a', output='b'),
     ]
     path = tmp_path / 'edits.jsonl'
-    path.write_text('\n'.join([*map(json.dumps, rows), '[]', '{"input', '3', '']))
+    twice = '{"input": "a cup", "edit": "paint it", "output": "a hat", "output": "a red cup"}'
+    path.write_text('\n'.join([*map(json.dumps, rows), '[]', '{"input', '3', twice, '']))
     pairs, left = S.read_edits(path)
     assert pairs == [S.edit_text('a cup', 'make it red', 'a red cup'), S.edit_text('a hat', 'make it red', 'a red hat')]
-    assert left == {'line without a text for input, edit, output': 3, 'line that is no JSON record': 3}
+    assert left == {'line without a text for input, edit, output': 3, 'line that is no JSON record': 4}
     assert len(S.read_edits(path, 1)[0]) == 1
 
 
