@@ -28,14 +28,15 @@ RATINGS_FILE = 'Concreteness_ratings_Brysbaert_et_al_BRM.txt'
 def _rating(line: str, n: int, path) -> tuple:  # word, mean rating
     "Line `n` of the table of ratings; `ValueError` with file, line and column if it is damaged."
     cells, remedy = line.split('\t'), 'get the file again'
+    word = cells[0].strip()
     if len(cells) != 9:
         expected = '9 (Word, Bigram, Conc.M, ...), separated by tabs'
         raise ValueError(f'{path}, line {n}: {len(cells)} columns instead of {expected}; {remedy}')
-    if not cells[0].strip():
+    if not word:
         raise ValueError(f'{path}, line {n}, column Word: it is empty; {remedy}')
     if not (re.fullmatch(r'\d+(\.\d*)?', cells[2]) and 1 <= float(cells[2]) <= 5):
         raise ValueError(f'{path}, line {n}, column Conc.M: {cells[2]!r} is no rating from 1 to 5; {remedy}')
-    return cells[0], float(cells[2])
+    return word, float(cells[2])
 
 
 def read_ratings(path) -> dict:

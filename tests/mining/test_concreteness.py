@@ -39,6 +39,7 @@ def test_a_file_without_ratings_or_of_another_encoding_is_refused(tmp_path):
         (line(value='0.2'), 'line 3, column Conc.M'),
         (line(value='5.01'), 'line 3, column Conc.M'),
         (line(word=' '), 'line 3, column Word'),
+        (line(word=' tent'), "line 3, column Word: 'tent' was rated before"),
         ('boat\t0\t4.9', 'line 3: 3 columns instead of 9'),
         (line().replace('\t', ' '), 'line 3: 1 columns'),
     ],
