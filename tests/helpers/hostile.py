@@ -133,6 +133,13 @@ def at(doc, steps):
     return doc
 
 
+def of_the_same_type(value):
+    "Another value of a type of JSON, which a reader that takes the last of two would accept."
+    if isinstance(value, (list, dict, type(None))):
+        return value and type(value)()
+    return not value if isinstance(value, bool) else value + 'x' if isinstance(value, str) else value + 1
+
+
 def json_changes(data: bytes):
     "(name, bytes): values of another type, missing keys, keys given twice, another root."
     doc = json.loads(data)
@@ -152,11 +159,13 @@ def json_changes(data: bytes):
                 longer = without(doc, steps)
                 at(longer, steps[:-1])['1' * 5000] = value
                 yield f'{name}: 5,000 digits for it', json.dumps(longer).encode()
-            twice = f'{json.dumps(steps[-1])}: null, {json.dumps(steps[-1])}: "{MARK}"'
-            old = f'{json.dumps(steps[-1])}: "{MARK}"'
-            for order, words in (('', twice), (', null last', ', '.join(reversed(twice.split(', '))))):
+            key, old = json.dumps(steps[-1]), f'{json.dumps(steps[-1])}: "{MARK}"'
+            for order, words in {
+                'null, then it': f'{key}: null, {old}',
+                'it, then another': f'{old}, {key}: {json.dumps(of_the_same_type(value))}',
+            }.items():
                 text = marked.replace(old, words, 1).replace(f'"{MARK}"', json.dumps(value))
-                yield f'{name}: given twice{order}', text.encode()
+                yield f'{name}: given twice, {order}', text.encode()
 
 
 def value_changes(data: bytes):
