@@ -288,6 +288,8 @@ def _has_file(folder: Path, name: str, size: int) -> bool:
 
 def _finished(folder: Path) -> bool:
     "Is all of a run there, each file with its size? Further files do not count."
+    if not folder.is_dir():
+        return False  # the usual case of new work: no search for what its name could mean
     try:
         m = manifest(folder)
         sizes = m.get('sizes')

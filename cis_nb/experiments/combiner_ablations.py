@@ -178,10 +178,10 @@ def fusion_rankings(at: GenecisTasks, fusions: list) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #5e1a0002
 @dataclass(frozen=True)
 class RateSearch:
-    "Mean R@1 of a training on validation queries with each learning rate of a grid."
+    "The score of a training on validation queries with each learning rate of a grid."
 
     scores: dict  # learning rate -> percent; one rate alone is not tried, and has nan
-    queries: int = 0  # of the validation
+    measure: str = ''  # what is scored, in words
 
     @property
     def best(self) -> float:
@@ -209,21 +209,18 @@ def search_rate(c: RelationCorpus, given: dict, at: GenecisTasks, rates: list, a
     runs = {lr: train_variant(c, given | dict(lr=lr), after) for lr in rates}
     methods = {lr: load_combiner(run, given['device'], at.model) for lr, run in runs.items()}
     scores = {lr: float(np.mean([validation_score(m, t) for t in tasks])) for lr, m in methods.items()}
-    return RateSearch(scores, sum(map(len, tasks)))
+    return RateSearch(scores, f'mean R@1 on {sum(map(len, tasks)):,} validation queries')
 
 
 def rates_note(searches: dict) -> str:  # label -> RateSearch
-    "Which learning rate each training has, and from how many it was chosen on how many queries."
+    "Which learning rate each training has, and from how many it was chosen by what."
     tried = {label: s for label, s in searches.items() if s.searched}
     rest = [f'{label}: {s.best:g}, not searched' for label, s in searches.items() if not s.searched]
     if not tried:
         return f'Learning rate: {"; ".join(rest)}'
     first = next(iter(tried.values()))
     chosen = [f'{label}: {s}' for label, s in tried.items()]
-    return (
-        f'Learning rate, one of {len(first.scores)} by mean R@1 of the first seed on {first.queries:,} validation'
-        f' queries: {"; ".join([*chosen, *rest])}'
-    )
+    return f'Learning rate, one of {len(first.scores)} by {first.measure} (first seed): {"; ".join([*chosen, *rest])}'
 
 # %% ../../nbs/05b_experiments/06_combiner_ablations.ipynb #997f9063
 def slope(

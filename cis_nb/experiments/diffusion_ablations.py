@@ -121,7 +121,7 @@ from cis_nb.experiments.matrix import (
     unsolved_tasks,
 )
 from ..methods.late_fusion import BASELINES, validation_benchmark
-from .sweeps import SweepParameters, base_of, train_variants
+from .sweeps import SweepParameters, base_of, train_variants, with_own_rates
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
 from ..methods.compodiff import T5_PREFIX, CompoDiffMethod
@@ -1236,9 +1236,12 @@ def with_other_start(entries: list) -> list:  # of Entry
     return found
 
 
-def train_predictions(p: dict) -> MatrixRun:
-    "Both kinds of network on the benchmarks of `p`, each with both starts of the sampler."
-    return train_denoisers(p, PREDICTION_VARIANTS, with_other_start)
+def train_predictions(p: dict) -> tuple:  # MatrixRun, name -> RateSearch
+    """Both kinds of network on the benchmarks of `p`, each with its own of the learning rates `rates` of `p`, and with
+    both starts of the sampler."""
+    given, searches = with_own_rates(p | dict(changes={name: v.change for name, v in PREDICTION_VARIANTS.items()}))
+    variants = {name: replace(v, change=given['changes'][name]) for name, v in PREDICTION_VARIANTS.items()}
+    return train_denoisers(p, variants, with_other_start), searches
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #204d343b
 CURVE_COLUMNS = ['method', 'seed', 'step', 'loss', 'score']

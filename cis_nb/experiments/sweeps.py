@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['BRIEF_BASE', 'SweepParameters', 'base_of', 'rate_of_training', 'variant_of', 'train_variants', 'untrained_entries',
-           'score_title', 'scored', 'run_sweep', 'prompts_of', 'trained_only', 'sweep_notes', 'difference',
-           'claim_evidence_of', 'mean_score', 'mean_of', 'variant_differences', 'best_variant', 'variant_table',
-           'fusion_titles', 'control_titles', 'table_with_rivals', 'group_sizes', 'variant_forest', 'printed_ablation',
-           'whole_gallery', 'self_retrieval', 'paired_features', 'modality_gap_of_words']
+           'rate_search', 'own_rates', 'with_own_rates', 'score_title', 'scored', 'run_sweep', 'prompts_of',
+           'trained_only', 'sweep_notes', 'difference', 'claim_evidence_of', 'mean_score', 'mean_of',
+           'variant_differences', 'best_variant', 'variant_table', 'fusion_titles', 'control_titles',
+           'table_with_rivals', 'group_sizes', 'variant_forest', 'printed_ablation', 'whole_gallery', 'self_retrieval',
+           'paired_features', 'modality_gap_of_words']
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #c8a90b38
 from dataclasses import dataclass, replace
@@ -22,10 +23,11 @@ from ..backbones.features import TextMemory, l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.parameters import ParameterSet
 from ..core.plotting import forest
+from ..core.store import stored_json
 from ..data.datasets import image_text_pairs
 from ..data.roots import WORLD
 from ..data.image_sources import ImageSource
-from .combiner_ablations import claim_evidence
+from .combiner_ablations import RateSearch, claim_evidence, rates_note
 from cis_nb.experiments.comparison import (
     contrast,
     corrected,
@@ -39,7 +41,7 @@ from .composed_retrieval import benchmarks_of, load_sets
 from .entries import start_entry, trained_entry, training_parameters
 from ..methods.late_fusion import BASELINES, fusion_notes
 from .matrix import MatrixRun, query_scores, rank_all
-from ..train import settings
+from ..train import settings, train_or_load
 
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #376f3356
 BRIEF_BASE = dict(
@@ -109,6 +111,31 @@ def untrained_entries(p: SweepParameters, model) -> list:  # of Entry
     configs = [settings(variant_of(p, change) | dict(seed=p.seeds[0])) for change in p.changes.values()]
     return [start_entry(c, model, p.device) for c in {c.method: c for c in reversed(configs)}.values()][::-1]
 
+# %% ../../nbs/05b_experiments/07_sweeps.ipynb #7a1e0002
+def rate_search(p: SweepParameters, change: dict, rates: list) -> RateSearch:
+    "The score that chooses the weights of a training, with each learning rate of `rates` and the first seed."
+    scores = {}
+    for lr in rates:
+        run = train_or_load(settings(variant_of(p, change) | dict(lr=lr, seed=p.seeds[0])))
+        best = stored_json(run / 'best.json', dict)
+        if not (measures := [*best.keys() - {'step'}]):
+            raise ValueError('rates: the training has no validation that could choose a learning rate; set eval_every')
+        scores[lr] = best[measures[0]]
+    return RateSearch(scores, 'the score that chooses the weights of a training')
+
+
+def own_rates(p: SweepParameters, rates: list) -> dict:  # variant -> RateSearch
+    """The learning rates of each variant that does not set its own; none without `rates`. ValueError for a training
+    without validation."""
+    return {name: rate_search(p, change, rates) for name, change in p.changes.items() if rates and 'lr' not in change}
+
+
+def with_own_rates(given: dict) -> tuple:  # parameters, variant -> RateSearch
+    "The parameters of a page with the best of its `rates` in each of its `changes`, and how they were found."
+    searches = own_rates(SweepParameters.of(given), given['rates'])
+    changes = {m: c | ({'lr': searches[m].best} if m in searches else {}) for m, c in given['changes'].items()}
+    return given | dict(changes=changes), searches
+
 # %% ../../nbs/05b_experiments/07_sweeps.ipynb #42bfe8c1
 def score_title(task: str) -> str:
     "The title of the metric by which variants are compared on a task."
@@ -165,8 +192,9 @@ def trained_only(run: MatrixRun) -> list:  # of Entry
     return [e for e in run.entries if e.run]
 
 
-def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the table') -> list:
-    """The lines under a table of a sweep: protocols, sets left out, weights of late fusions; the last one is training.
+def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the table', searches: dict = {}) -> list:
+    """The lines under a table of a sweep: protocols, sets left out, weights of late fusions, learning rates that were
+    searched (`searches`, of `own_rates`); the last one is training.
 
     `together`: which differences are corrected for their number."""
     base, seeds = base_of(p), ', '.join(map(str, p.seeds))
@@ -177,6 +205,7 @@ def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the ta
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
         *fusion_notes(run.entries),
+        *([rates_note(searches)] if searches else []),
         f'This run: {training}, {prompts_of(run.entries)}.'
         f' Differences: 95 % interval over seeds and references, verdict by Holm’s correction {together}.',
     ]
