@@ -297,31 +297,35 @@ def _known(wanted, known: dict, what: str) -> list:
     return [known[i] for i in wanted]
 
 
-def _fold_columns(e: EncodedTask, drawn: Counter, others: list) -> tuple:
-    "Queries and columns of a subset: products once, distractors as often as they were drawn."
+def _fold_columns(e: EncodedTask, drawn: Counter, galleries: dict) -> tuple:  # queries, columns, gallery of each column
+    """Queries and columns of a subset: its products once, then the distractors of each of `galleries` (size -> ids) as
+    often as they were drawn. The gallery of a product is −1: it is in all."""
     mine = e.task.queries.query_id.isin(list(drawn)).to_numpy()
-    targets = [e.column[t] for (t,) in e.task.queries.targets[mine]]
+    columns = {-1: [e.column[t] for (t,) in e.task.queries.targets[mine]]}
     image_of = dict(zip(e.task.distractor_ids, e.task.distractors))
-    images = _known(others, image_of, 'distractor')
-    return np.flatnonzero(mine), np.array(targets + [e.column[i] for i in images if i in e.column], int)
+    for n, others in galleries.items():
+        columns[n] = [e.column[i] for i in _known(others, image_of, 'distractor') if i in e.column]
+    of = np.repeat([*columns], [*map(len, columns.values())])
+    return np.flatnonzero(mine), np.array([c for some in columns.values() for c in some], int), of
 
 # %% ../../nbs/02b_benchmarks/12_lrvsf_search.ipynb #f66a197d
-def _fold_ranks(e: EncodedTask, drawn: Counter, others: list, filtered: bool) -> pd.DataFrame:
-    "The queries of a subset: query_id, rank, first (image), gallery_size."
-    queries, columns = _fold_columns(e, drawn, others)
-    parts = []
+def _fold_ranks(e: EncodedTask, drawn: Counter, galleries: dict, filtered: bool) -> dict:  # size -> a line a query
+    "The queries of a subset among each of its galleries, in one pass: query_id, rank, first (image), gallery_size."
+    queries, columns, of = _fold_columns(e, drawn, galleries)
+    parts = {n: [] for n in galleries}
     for some, among in _groups(e, filtered):
-        mine, own = queries[np.isin(queries, some)], columns[np.isin(columns, among)]
-        if len(mine):
-            rank, first, size = _ranked_part(e, mine, own, {'all': np.ones(len(own), bool)})['all']
+        mine, own = queries[np.isin(queries, some)], np.isin(columns, among)
+        if not len(mine):
+            continue
+        masks = {n: np.isin(of[own], (-1, n)) for n in galleries}
+        for n, (rank, first, size) in _ranked_part(e, mine, columns[own], masks).items():
             ids, images = e.task.queries.query_id.iloc[mine], np.array(e.task.shared_gallery, object)[first]
-            parts.append(pd.DataFrame(dict(query_id=ids, rank=rank, first=images, gallery_size=size)))
-    return pd.concat(parts)
+            parts[n].append(pd.DataFrame(dict(query_id=ids, rank=rank, first=images, gallery_size=size)))
+    return {n: pd.concat(some) for n, some in parts.items()}
 
 
-def _fold_scores(e: EncodedTask, drawn: Counter, others: list, ks, filtered: bool) -> list:
-    "(metric, k, value) of one subset, in percent, each query as often as it was drawn."
-    lines = _fold_ranks(e, drawn, others, filtered)
+def _fold_scores(e: EncodedTask, lines: pd.DataFrame, drawn: Counter, ks) -> list:
+    "(metric, k, value) of the ranks of one subset, in percent, each query as often as it was drawn."
     weights = lines.query_id.map(drawn)
     scores = [('recall', k, lines['rank'] <= k) for k in ks if k <= lines.gallery_size.min()]
     if e.task.category_of:
@@ -339,13 +343,14 @@ def bootstrap_scores(
     """R@K and Cat@1 of each subset, without distractors and with each size (E9 of the published evaluation).
     ValueError for a subset without a product of the task, or with a distractor that it never had."""
     known, rows = set(e.task.queries.query_id), []
-    galleries = {0: [[] for _ in ids.products]} | ids.distractors
-    for n, folds in galleries.items():
-        for fold, (drawn, others) in enumerate(zip(ids.products, folds)):
-            if not (mine := Counter(i for i in drawn if i in known)):
-                raise ValueError(f'bootstrap ids: none of the {len(drawn)} products of fold {fold} is in the task')
-            rows += [(n, fold, *score) for score in _fold_scores(e, mine, others, ks, filtered)]
-    return pd.DataFrame(rows, columns=['distractors', 'fold', 'metric', 'k', 'value'])
+    for fold, drawn in enumerate(ids.products):
+        if not (mine := Counter(i for i in drawn if i in known)):
+            raise ValueError(f'bootstrap ids: none of the {len(drawn)} products of fold {fold} is in the task')
+        galleries = {0: []} | {n: folds[fold] for n, folds in ids.distractors.items() if fold < len(folds)}
+        for n, lines in _fold_ranks(e, mine, galleries, filtered).items():
+            rows += [(n, fold, *score) for score in _fold_scores(e, lines, mine, ks)]
+    scores = pd.DataFrame(rows, columns=['distractors', 'fold', 'metric', 'k', 'value'])
+    return scores.sort_values('distractors', kind='stable', ignore_index=True)
 
 
 def bootstrap_summary(scores: pd.DataFrame) -> pd.DataFrame:  # distractors, metric, k, mean, std, folds

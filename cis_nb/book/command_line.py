@@ -186,6 +186,8 @@ def clean_store(yes: bool = False) -> bool:
         print(f'{len(old)} deleted')
     elif old:
         print('nothing deleted; `make clean-store YES=1` deletes without a question')
+    else:
+        print('nothing to delete')
     return True
 
 # %% ../../nbs/10_book/02_command_line.ipynb #273190f9
@@ -240,7 +242,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(a: argparse.Namespace, more: list) -> bool:
-    "Carry out a command; True for success."
+    "Carry out a command; True for success. ValueError for arguments that it does not know."
+    if more and a.command != 'make':  # whose further arguments are Snakemake's
+        raise ValueError(f'what is {" ".join(more)!r}? `run` takes one experiment; `cis-book --help` lists the options')
     if a.command == 'readme':
         (project_root() / 'README.md').write_text(readme(), encoding='utf-8')
         return True

@@ -517,15 +517,13 @@ def test_features_of_any_kind_become_files_once(monkeypatch):
 
 
 def test_the_profiles_search_the_features_of_the_referred_search():
-    for profile in ('quick', 'full'):
-        found = experiments(profile)
-        page, search = found['08_scaling/search'], found['06_evaluation/lrvsf'].params
-        p = page.defaults | page.params
-        assert '05_train.condvit_category' in page.needs and p['training'] in search['trainings']
-        assert (p['products'], p['world_seed']) == (search['queries'], search['world_seed'])
-        assert p['vectors'] == search['queries'] + search['distractors'] and p['seed'] in search['seeds']
-        # an extrapolation of recall needs three sizes
-        assert len({1, *p['smaller']}) >= (3 if p['vectors'] >= S._LEAST_FOR_RECALL else 2)
+    found = experiments('full')
+    page, search = found['08_scaling/search'], found['06_evaluation/lrvsf'].params
+    p = page.defaults | page.params
+    assert '05_train.condvit_category' in page.needs and p['training'] in search['trainings']
+    assert (p['products'], p['world_seed']) == (search['queries'], search['world_seed'])
+    assert p['vectors'] == search['queries'] + search['distractors'] and p['seed'] in search['seeds']
+    assert len({1, *p['smaller']}) >= 3  # an extrapolation of recall needs three sizes
     bench = experiments('bench')['08_scaling/search'].params
     assert len({1, *bench['smaller'], *bench['larger']}) >= 3 and bench['training'] == ''
 
