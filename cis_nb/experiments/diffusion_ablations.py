@@ -1240,7 +1240,7 @@ def train_predictions(p: dict) -> tuple:  # MatrixRun, name -> RateSearch
     """Both kinds of network on the benchmarks of `p`, each with its own of the learning rates `rates` of `p`, and with
     both starts of the sampler."""
     given, searches = with_own_rates(p | dict(changes={name: v.change for name, v in PREDICTION_VARIANTS.items()}))
-    variants = {name: replace(v, change=given['changes'][name]) for name, v in PREDICTION_VARIANTS.items()}
+    variants = {name: v._replace(change=given['changes'][name]) for name, v in PREDICTION_VARIANTS.items()}
     return train_denoisers(p, variants, with_other_start), searches
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #204d343b

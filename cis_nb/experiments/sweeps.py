@@ -116,11 +116,11 @@ def rate_search(p: SweepParameters, change: dict, rates: list) -> RateSearch:
     "The score that chooses the weights of a training, with each learning rate of `rates` and the first seed."
     scores = {}
     for lr in rates:
-        run = train_or_load(settings(variant_of(p, change) | dict(lr=lr, seed=p.seeds[0])))
-        best = stored_json(run / 'best.json', dict)
-        if not (measures := [*best.keys() - {'step'}]):
+        config = settings(variant_of(p, change) | dict(lr=lr, seed=p.seeds[0]))
+        if not config.eval_every:
             raise ValueError('rates: the training has no validation that could choose a learning rate; set eval_every')
-        scores[lr] = best[measures[0]]
+        best = stored_json(train_or_load(config) / 'best.json', dict)
+        scores[lr] = next(value for key, value in best.items() if key != 'step')
     return RateSearch(scores, 'the score that chooses the weights of a training')
 
 
