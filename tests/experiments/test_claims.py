@@ -9,8 +9,16 @@ import pytest
 import yaml
 from projects import ROOT, receipt_of
 from cis_nb.experiments import claims as cl
-from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, untested
+from cis_nb.experiments.combiner_ablations import (
+    BY_CONSTRUCTION,
+    OWN_COMPARISON,
+    PUBLISHED_RECIPE,
+    TOO_LOW,
+    UNTESTED,
+    untested,
+)
 from cis_nb.experiments.comparison import UNTRAINED
+from cis_nb.experiments.diffusion import PUBLISHED_STAGE_TWO
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
@@ -383,6 +391,32 @@ def test_a_kept_run_with_own_comparisons_alone_is_the_reason_for_no_verdict(tmp_
     said = f'the kept run gives no verdict; {own}; not tested: the published recipe; here another mix'
     assert reasons['C18'].endswith(f'; {said}')
     assert [*cl.kept_verdicts(verdicts, kept).id] == ['C17']
+
+
+def kept_departures(params: dict) -> list:
+    "In what the second stage of a kept run on CompoDiff departs from the published one."
+    file = ROOT / 'params' / 'full' / f'{params.get("second") or params["training"]}.yaml'
+    given = (yaml.safe_load(file.read_text(encoding='utf-8')) if file.exists() else {}) | params.get('shorter', {})
+    return [k for k, v in PUBLISHED_STAGE_TWO.items() if given.get(k, v) != v]
+
+
+def test_no_kept_line_on_compodiff_is_judged_by_another_recipe():
+    others = dict(C09='a rate with random weights', C12='a time', C17='the mixture itself varies')
+    seen = set()
+    for r in cl.kept_receipts().values():
+        if 'compodiff' not in str(r['params'].get('training')) or not kept_departures(r['params']):
+            continue
+        for claim in [*{*r['evidence']} - {*others}]:
+            lines, seen = r['evidence'][claim], seen | {claim}
+            assert cl.with_role(lines) == [], claim
+            assert any(c['what'].startswith(PUBLISHED_RECIPE) for c in cl.with_role(lines, UNTESTED)), claim
+            assert cl.judge_evidence(lines).verdict == cl.NOT_HERE
+    assert seen >= {'C05', 'C10', 'C15', 'C18'}
+
+
+def test_no_kept_ratio_of_a_cpu_is_judged_as_one_of_a_gpu():
+    kept = [r for r in cl.kept_receipts().values() if 'C09' in r['evidence']]
+    assert kept and all(r['machine']['gpu'] or not cl.with_role(r['evidence']['C09']) for r in kept)
 
 
 @pytest.mark.parametrize('profile', ['quick', 'full'])

@@ -213,6 +213,49 @@ def test_a_mixture_is_compared_with_triplets_alone(ranks, said):
     assert judge_evidence(A.stage_two_evidence(run)['C17']).verdict == said
 
 
+def with_mix(run: MatrixRun, mixes: dict, monkeypatch) -> MatrixRun:
+    "A run whose rows of `mixes` are trainings of CompoDiff with these task mixes."
+    monkeypatch.setattr(diffusion, 'manifest', lambda name: dict(params=dict(stage='2', task_mix=mixes[name])))
+    run.entries = [Entry(CompoDiffMethod(name=m, title=m, backbone=None, net=None), 0, m) for m in mixes]
+    return run
+
+
+OWN_MIX, PUBLISHED_MIX = [0.15, 0.15, 0.7], [0.3, 0.3, 0.4]
+
+
+@pytest.mark.parametrize('mix, said', [(PUBLISHED_MIX, 'not reproduced'), (OWN_MIX, NOT_HERE)])
+def test_the_number_of_triplets_is_judged_by_the_published_recipe_alone(mix, said, monkeypatch):
+    names = [A.triplet_name(n) for n in (10, 20)]
+    run = with_mix(ranked(dict(zip(names, (GOOD, BAD)))), dict.fromkeys(names, mix), monkeypatch)
+    assert judge_evidence(A.doubling_evidence(run, [10, 20])['C15']).verdict == said
+
+
+@pytest.mark.parametrize(
+    'mix, joined, said',
+    [
+        (PUBLISHED_MIX, 't5:xl', 'reproduced'),
+        (OWN_MIX, 't5:xl', NOT_HERE),
+        (PUBLISHED_MIX, 'tiny_xs', NOT_HERE),
+        (OWN_MIX, 'tiny_xs', NOT_HERE),
+    ],
+)
+def test_text_encoders_are_judged_by_a_language_model_and_the_published_recipe(mix, joined, said, monkeypatch):
+    ranks = {'tiny': HALF, joined: BAD, f'tiny+{joined}': GOOD}
+    run = with_mix(ranked(ranks), dict.fromkeys(ranks, mix), monkeypatch)
+    lines = A.encoder_evidence(run, list(ranks))['C05']
+    assert judge_evidence(lines).verdict == said
+    shown = [c['what'] for c in lines if c.get('role') != UNTESTED]
+    assert all(what.endswith(A.STAND_IN) == (joined == 'tiny_xs') for what in shown)
+    assert any('the published recipe' in c['what'] for c in lines) == (mix == OWN_MIX)
+
+
+@pytest.mark.parametrize('mix, said', [(PUBLISHED_MIX, 'reproduced'), ([0.2, 0.2, 0.6], NOT_HERE)])
+def test_the_recipe_of_a_mixture_is_that_of_all_tasks(mix, said, monkeypatch):
+    mixes = {'triplets': [0.0, 0.0, 1.0], A.ALL_TASKS: mix}  # what the claim varies is no departure
+    run = with_mix(ranked({'triplets': BAD, A.ALL_TASKS: GOOD}), mixes, monkeypatch)
+    assert judge_evidence(A.stage_two_evidence(run)['C17']).verdict == said
+
+
 @pytest.mark.parametrize('given', [{}, dict(w_image=0.0, w_text=0.0), dict(w_image=1.0, w_text=7.5), dict(steps=1)])
 @pytest.mark.parametrize('text_tokens', [False, True])
 def test_branch_by_branch_gives_the_same_embeddings(given, text_tokens):
