@@ -17,10 +17,11 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
            'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
            'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
-           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'when_kept', 'claims_by_paper',
-           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes',
-           'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'waiting_claims', 'KeptReceipt',
-           'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts', 'kept_claims']
+           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'correction_note', 'when_kept',
+           'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
+           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'waiting_claims',
+           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts',
+           'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -891,10 +892,19 @@ def kept_beside(verdicts: pd.DataFrame, receipts: dict) -> dict:  # claim -> exp
     return found
 
 
+def correction_note(receipt: dict) -> str:
+    """What is said of kept lines whose page has corrected them and whose corrected p-values were not kept: those that
+    they have, a `bound`, are p times the number of comparisons of the page, which Holm's are at most."""
+    bound = {c['family'] for lines in receipt['evidence'].values() for c in lines if 'bound' in c}
+    said = 'p-values of its page were not kept; those here are p times its {} comparisons, the bound of Holm’s'
+    return ''.join(f'; {said.format(n)}' for n in sorted(bound))
+
+
 def when_kept(receipts: dict) -> list:  # of lines
-    "The dates and machines of kept receipts, a line each."
+    "The dates and machines of kept receipts, a line each, with what was not kept."
     about = {name: r['machine']['gpu'] or r['machine']['cpu'] for name, r in receipts.items()}
-    return [f'{name}: kept {receipts[name]["created"][:10]}, {about[name]}.' for name in sorted(receipts)]
+    said = {name: f'kept {r["created"][:10]}, {about[name]}{correction_note(r)}' for name, r in receipts.items()}
+    return [f'{name}: {said[name]}.' for name in sorted(receipts)]
 
 
 def claims_by_paper(verdicts: pd.DataFrame, sources: dict, protocols: str, receipts: dict = None) -> list:  # of HTML

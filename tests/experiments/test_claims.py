@@ -17,7 +17,7 @@ from cis_nb.experiments.combiner_ablations import (
     UNTESTED,
     untested,
 )
-from cis_nb.experiments.comparison import UNTRAINED
+from cis_nb.experiments.comparison import UNTRAINED, format_interval, opposite, verdict
 from cis_nb.experiments.diffusion import PUBLISHED_STAGE_TWO
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
@@ -412,6 +412,36 @@ def test_no_kept_line_on_compodiff_is_judged_by_another_recipe():
             assert any(c['what'].startswith(PUBLISHED_RECIPE) for c in cl.with_role(lines, UNTESTED)), claim
             assert cl.judge_evidence(lines).verdict == cl.NOT_HERE
     assert seen >= {'C05', 'C10', 'C15', 'C18'}
+
+
+def test_a_kept_line_has_the_verdict_that_the_kept_finding_of_its_page_says():
+    t = pd.read_csv(cl.KEPT / 'findings.csv')
+    findings, seen = dict(zip(t.profile + '/' + t.experiment, t.finding)), set()
+    number = r'[+−][\d.]+'
+    compared = re.compile(rf'({number} \[{number}, {number}\]) \((better|worse|undecided)')
+    for name, r in cl.kept_receipts().items():
+        said = dict(compared.findall(findings.get(name, '')))
+        for claim, lines in r['evidence'].items():
+            for c in cl.corrected_lines([] if isinstance(lines, str) else lines):
+                for way in (c, opposite(c)) if 'seed_intervals' in c else ():
+                    if (words := format_interval(way)) in said:
+                        assert verdict(way) == said[words], f'{name}, {claim}: {c["what"]}'
+                        seen.add(claim)
+    assert seen >= {'C05', 'C15', 'C17'}
+
+
+def test_kept_lines_with_the_bound_of_a_correction_say_so():
+    bound = dict(line(1), p=0.01, p_corrected=0.36, family=36, bound='Bonferroni')
+    (said,) = cl.when_kept({'full/a': kept_run(C17=[bound])})
+    assert said.endswith('those here are p times its 36 comparisons, the bound of Holm’s.')
+    assert cl.judge_evidence([bound]).verdict == 'undecided'
+    assert cl.when_kept({'full/a': kept_run(C17=[line(1)])}) == ['full/a: kept 2026-01-02, a processor.']
+
+
+def test_every_early_block_of_the_kept_depth_study_has_a_line():
+    lines = cl.kept_receipts()['full/07_ablations/condition_depth']['evidence']['L11']
+    assert all(any(f'before block {b}' in c['what'] for c in lines) for b in (2, 3, 4))
+    assert cl.judge_evidence(lines).verdict == 'undecided'  # block 3 is not within the limit, and not tested
 
 
 def test_no_kept_ratio_of_a_cpu_is_judged_as_one_of_a_gpu():

@@ -16,7 +16,7 @@ from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments import diffusion
 from cis_nb.experiments.claims import NOT_HERE, joined_evidence, judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
-from cis_nb.experiments.comparison import by_own_p, read_printed, verdict
+from cis_nb.experiments.comparison import as_shown, by_own_p, read_printed, shown_corrections, verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.matrix import MatrixRun
 from cis_nb.experiments.training_time import Estimate
@@ -247,6 +247,15 @@ def test_text_encoders_are_judged_by_a_language_model_and_the_published_recipe(m
     shown = [c['what'] for c in lines if c.get('role') != UNTESTED]
     assert all(what.endswith(A.STAND_IN) == (joined == 'tiny_xs') for what in shown)
     assert any('the published recipe' in c['what'] for c in lines) == (mix == OWN_MIX)
+
+
+def test_the_lines_of_a_mixture_have_the_correction_of_their_page():
+    run = ranked({A.ALL_TASKS: HALF, 'triplets': GOOD, 'text': BAD})
+    found = A.base_differences(run, A.ALL_TASKS)
+    shown = shown_corrections([dict(comparisons=[*found.values()])])
+    (line,) = as_shown(A.stage_two_evidence(run)['C17'], shown)
+    of_page = found['triplets', 'cirr']
+    assert (line['p_corrected'], line['family']) == (of_page['p_corrected'], 2) and line['diff'] == -of_page['diff']
 
 
 @pytest.mark.parametrize('mix, said', [(PUBLISHED_MIX, 'reproduced'), ([0.2, 0.2, 0.6], NOT_HERE)])
