@@ -19,6 +19,7 @@ from cis_nb.experiments.combiner_ablations import (
 )
 from cis_nb.experiments.comparison import UNTRAINED, format_interval, opposite, verdict
 from cis_nb.experiments.diffusion import PUBLISHED_STAGE_TWO
+from cis_nb.book import site
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
@@ -191,6 +192,19 @@ def test_the_front_page_counts_them_apart():
     assert '3 of 9' in card and '2 more hold by construction or arithmetic' in card
     assert 'construction' not in render_template('cards', verdicts={'reproduced': 3}, **about)
     assert '0 of 9' in render_template('cards', verdicts={'undecided': 3}, **about)
+
+
+def test_the_front_page_says_what_kept_runs_judge_and_does_not_count_it(monkeypatch):
+    counts = {'reproduced': 3, 'needs the profile full': 2, 'kept run: undecided': 1, 'kept run: not reproduced': 1}
+    monkeypatch.setattr(site, '_claims_receipt', lambda found: ('09_claims/claims', dict(counts=counts)))
+    assert site._verdict_counts({}) == {'reproduced': 3, 'needs the profile full': 2}
+    assert 'kept' not in site._verdicts({})
+    said = (
+        'Kept results of longer runs judge 2 more claims, which this run does not test: 1 not reproduced, 1 undecided'
+    )
+    assert site._claims_text({}).startswith(f'{said}. Each claim with its test and effect: [claims](09_claims/claims).')
+    counts = dict(reproduced=3)
+    assert site._claims_text({}).startswith('Each claim')
 
 
 def test_weights_of_a_category_are_counted_as_the_claim_counts():
