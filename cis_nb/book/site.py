@@ -600,9 +600,17 @@ def _claims_receipt(found: dict) -> tuple:  # name of the experiment, its receip
     return '', {}
 
 
+def _verdict_counts(found: dict) -> dict:  # verdict -> number
+    "How many claims the run gives each verdict; those of kept runs are left out."
+    from cis_nb.experiments.claims import KEPT_COUNT  # seconds, which other commands need not wait
+
+    counts = _claims_receipt(found)[1].get('counts', {})
+    return {v: n for v, n in counts.items() if not v.startswith(KEPT_COUNT)}
+
+
 def _cards(found: dict, states: dict, receipts: list, counts: pd.DataFrame, wall: float) -> str:
     "The numbers at the head of the front page, as HTML."
-    claims_page, claims = _claims_receipt(found)
+    verdicts = _verdict_counts(found)
     machine = receipts[-1]['machine'] if receipts else {}
     cores = machine.get('cores', 0)
     return render_template(
@@ -614,9 +622,9 @@ def _cards(found: dict, states: dict, receipts: list, counts: pd.DataFrame, wall
         made=int(counts.done.sum()),
         partly=int(counts.partly.sum()),
         items=int(counts.values.sum()),
-        verdicts=claims.get('counts', {}),
-        claims=sum(claims.get('counts', {}).values()),
-        claims_page=claims_page,
+        verdicts=verdicts,
+        claims=sum(verdicts.values()),
+        claims_page=_claims_receipt(found)[0],
         gpu=machine.get('gpu', ''),
         cores=f'{cores} core' + 's' * (cores != 1),
         cpu=machine.get('cpu', ''),
@@ -634,11 +642,20 @@ VERDICT_COLORS = {
 
 def _verdicts(found: dict) -> str:
     "The verdicts on the papers' claims, counted, as HTML; nothing without a result."
-    counts = _claims_receipt(found)[1].get('counts', {})
+    counts = _verdict_counts(found)
     ordered = sorted(counts.items(), key=lambda item: (item[0] not in VERDICT_COLORS, -item[1]))
     return render_template(
         'verdicts', verdicts=dict(ordered), colors=VERDICT_COLORS, largest=max(counts.values(), default=0)
     )
+
+
+def _claims_text(found: dict) -> str:  # Markdown
+    "What is below the counted verdicts: those of kept runs, in a sentence, and the page of the claims."
+    from cis_nb.experiments.claims import kept_sentence  # as above
+
+    page, receipt = _claims_receipt(found)
+    said = [kept_sentence(receipt.get('counts', {})), f'Each claim with its test and effect: [claims]({page}).']
+    return ' '.join(filter(None, [*said, 'Bars are scaled to the largest number.']))
 
 
 def _papers(counts: pd.DataFrame) -> str:
@@ -917,15 +934,13 @@ def front_page(profile: str, found: dict, states: dict, names: list, src: Path, 
     worlds, table = _worlds(receipts), results(found, states)
     matrix, queries = method_matrix(table, worlds), _query_sets(table, worlds)
     findings = _findings(found, states, src / 'extra' / 'figures', queries)
-    claims_page = _claims_receipt(found)[0]
-    claims = f'Each claim with its test and effect: [claims]({claims_page}). Bars are scaled to the largest number.'
     sections = [
         FRONT_TEXT,
         f'This is the profile **{profile}**. [{ABOUT_TITLE}](about): what it is and how to read it.',
         _reading_paths(names),
         *(['## Findings', FINDINGS_NOTE, findings] if findings else []),
         *(['## Methods and benchmarks', MATRIX_NOTE, matrix] if matrix else []),
-        *(['## Claims of the papers', _verdicts(found), claims] if claims_page else []),
+        *(['## Claims of the papers', _verdicts(found), _claims_text(found)] if _claims_receipt(found)[0] else []),
         '## Chapters',
         chapter_table(names, found, states, profile, queries),
         '## Tables and figures by paper',

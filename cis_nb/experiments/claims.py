@@ -6,8 +6,8 @@
 __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA',
            'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
            'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK',
-           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'IN_TABLE_ONLY', 'KEPT_EVIDENCE', 'claims',
-           'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold',
+           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'IN_TABLE_ONLY', 'KEPT_EVIDENCE', 'KEPT_COUNT',
+           'claims', 'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold',
            'rounded_up', 'line_in_words', 'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines',
            'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe',
            'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
@@ -17,10 +17,11 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
            'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
            'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
-           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'when_kept', 'claims_by_paper',
-           'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes',
-           'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'waiting_claims', 'KeptReceipt',
-           'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts', 'kept_claims']
+           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'correction_note', 'when_kept',
+           'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
+           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'waiting_claims',
+           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts',
+           'counted_verdicts', 'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -891,10 +892,19 @@ def kept_beside(verdicts: pd.DataFrame, receipts: dict) -> dict:  # claim -> exp
     return found
 
 
+def correction_note(receipt: dict) -> str:
+    """What is said of kept lines whose page has corrected them and whose corrected p-values were not kept: those that
+    they have, a `bound`, are p times the number of comparisons of the page, which Holm's are at most."""
+    bound = {c['family'] for lines in receipt['evidence'].values() for c in lines if 'bound' in c}
+    said = 'p-values of its page were not kept; those here are p times its {} comparisons, the bound of Holm’s'
+    return ''.join(f'; {said.format(n)}' for n in sorted(bound))
+
+
 def when_kept(receipts: dict) -> list:  # of lines
-    "The dates and machines of kept receipts, a line each."
+    "The dates and machines of kept receipts, a line each, with what was not kept."
     about = {name: r['machine']['gpu'] or r['machine']['cpu'] for name, r in receipts.items()}
-    return [f'{name}: kept {receipts[name]["created"][:10]}, {about[name]}.' for name in sorted(receipts)]
+    said = {name: f'kept {r["created"][:10]}, {about[name]}{correction_note(r)}' for name, r in receipts.items()}
+    return [f'{name}: {said[name]}.' for name in sorted(receipts)]
 
 
 def claims_by_paper(verdicts: pd.DataFrame, sources: dict, protocols: str, receipts: dict = None) -> list:  # of HTML
@@ -1029,6 +1039,23 @@ def kept_verdicts(verdicts: pd.DataFrame, receipts: dict) -> pd.DataFrame:  # so
     "The claims that a run does not test and kept receipts do, with the outcome of those."
     t = kept_outcomes(verdicts, receipts)
     return t[t.verdict.isin(DECIDED)]
+
+
+KEPT_COUNT = 'kept run: '  # how the name of a count begins that is one of kept verdicts
+
+
+def counted_verdicts(verdicts: pd.DataFrame, kept: pd.DataFrame) -> dict:  # name -> number, for a receipt
+    "How many claims have each verdict, and how many each of `kept_verdicts`, whose names begin with `KEPT_COUNT`."
+    of_kept = {KEPT_COUNT + v: n for v, n in kept.verdict.value_counts().items()}
+    return {name: int(n) for name, n in (dict(verdicts.verdict.value_counts()) | of_kept).items()}
+
+
+def kept_sentence(counts: dict) -> str:  # `counts`: of `counted_verdicts`
+    "How many claims that a run does not test kept results judge, with their verdicts; empty for none."
+    found = {v: n for v in DECIDED if (n := counts.get(KEPT_COUNT + v))}
+    said, n = ', '.join(f'{n} {v}' for v, n in found.items()), sum(found.values())
+    of = f'{n} more claim{"s" * (n > 1)}, which this run does not test'
+    return f'Kept results of longer runs judge {of}: {said}.' if found else ''
 
 
 def kept_claims(kept: pd.DataFrame, receipts: dict) -> HTML:

@@ -223,11 +223,10 @@ def token_forest(run: ReferredRun, found: dict):
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #351e13fd
 def early_and_late(run: ReferredRun) -> tuple:  # names of variants, block 1 left out
-    "Blocks in the first two thirds and in the last quarter of the tower, as 1 to 8 and 10 to 12 of twelve."
+    "Blocks with at most 7/12 and with at least 9/12 of the tower before them, as 1 to 8 and 10 to 12 of twelve."
     blocks = [block_of(m) for m in run.titles if block_of(m)]
-    last = max(blocks)
-    early = [block_name(b) for b in blocks if 1 < b <= 8 * last / 12]
-    return early, [block_name(b) for b in blocks if b > 1 and b >= 10 * last / 12]
+    before = {block_name(b): 12 * (b - 1) / max(blocks) for b in blocks if b > 1}  # in blocks of a tower of twelve
+    return [m for m, n in before.items() if n <= 7], [m for m, n in before.items() if n >= 9]
 
 
 def depth_evidence(run: ReferredRun, distractors: int, limit: float, seed: int = 0) -> dict:  # claim -> comparisons

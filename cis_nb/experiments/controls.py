@@ -40,6 +40,7 @@ from ..core.store import project_root, store_root
 from ..data.image_sources import ImageSource, image_folder
 from ..data.packed import center_square, open_image
 from ..data.roots import PUBLISHED_DATA, data_root, dataset_root, is_world
+from .comparison import corrected, verdict, verdict_in_words
 from .diffusion import MASK_GREY, masked_image, steps_in_words
 from .entries import compared_methods
 from ..methods.baselines import FusionMethod
@@ -464,15 +465,18 @@ def control_effects(
 
 # %% ../../nbs/05b_experiments/29_controls.ipynb #co002f
 def effect_comparisons(effects: pd.DataFrame, changes: list, seed: int = 0) -> pd.DataFrame:
-    "Columns change, near, sign (expected), diff, low, high, verdict: as expected, the other way, or undecided."
-    asked = [(c, what, sign) for c in changes for what, sign in ((c.nearer_to, 1), (c.farther_from, -1)) if what]
-    rows = []
-    for c, what, sign in asked:
+    """Columns change, near, sign (expected), diff, low, high, verdict: as expected, the other way, or undecided, after
+    the correction for all comparisons of the table."""
+    asked = [(c.name, what, sign) for c in changes for what, sign in ((c.nearer_to, 1), (c.farther_from, -1)) if what]
+    found = {}
+    for name, what, sign in asked:
         table = effects.pivot(index='query', columns='change', values=what)
-        d = paired_bootstrap(table[c.name], table['as it is'], 2000, seed, level=1 - 0.05 / len(asked))
-        decided = 'as expected' if sign * d.diff > 0 else 'the other way'
-        found = decided if d.low > 0 or d.high < 0 else 'undecided'
-        rows.append(dict(change=c.name, near=what, sign=sign, diff=d.diff, low=d.low, high=d.high, verdict=found))
+        found[name, what, sign] = paired_bootstrap(table[name], table['as it is'], 2000, seed)._asdict()
+    rows = []
+    for (name, what, sign), d in corrected(found).items():
+        direction = 'as expected' if sign * d['diff'] > 0 else 'the other way'
+        said = direction if verdict(d) in ('better', 'worse') else verdict_in_words(d)
+        rows.append([name, what, sign, d['diff'], d['low'], d['high'], said])
     return pd.DataFrame(rows, columns=['change', 'near', 'sign', 'diff', 'low', 'high', 'verdict'])
 
 

@@ -9,8 +9,17 @@ import pytest
 import yaml
 from projects import ROOT, receipt_of
 from cis_nb.experiments import claims as cl
-from cis_nb.experiments.combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, TOO_LOW, UNTESTED, untested
-from cis_nb.experiments.comparison import UNTRAINED
+from cis_nb.experiments.combiner_ablations import (
+    BY_CONSTRUCTION,
+    OWN_COMPARISON,
+    PUBLISHED_RECIPE,
+    TOO_LOW,
+    UNTESTED,
+    untested,
+)
+from cis_nb.experiments.comparison import UNTRAINED, format_interval, opposite, verdict
+from cis_nb.experiments.diffusion import PUBLISHED_STAGE_TWO
+from cis_nb.book import site
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
 from cis_nb.benchmarks.genecis import TASKS
@@ -183,6 +192,19 @@ def test_the_front_page_counts_them_apart():
     assert '3 of 9' in card and '2 more hold by construction or arithmetic' in card
     assert 'construction' not in render_template('cards', verdicts={'reproduced': 3}, **about)
     assert '0 of 9' in render_template('cards', verdicts={'undecided': 3}, **about)
+
+
+def test_the_front_page_says_what_kept_runs_judge_and_does_not_count_it(monkeypatch):
+    counts = {'reproduced': 3, 'needs the profile full': 2, 'kept run: undecided': 1, 'kept run: not reproduced': 1}
+    monkeypatch.setattr(site, '_claims_receipt', lambda found: ('09_claims/claims', dict(counts=counts)))
+    assert site._verdict_counts({}) == {'reproduced': 3, 'needs the profile full': 2}
+    assert 'kept' not in site._verdicts({})
+    said = (
+        'Kept results of longer runs judge 2 more claims, which this run does not test: 1 not reproduced, 1 undecided'
+    )
+    assert site._claims_text({}).startswith(f'{said}. Each claim with its test and effect: [claims](09_claims/claims).')
+    counts = dict(reproduced=3)
+    assert site._claims_text({}).startswith('Each claim')
 
 
 def test_weights_of_a_category_are_counted_as_the_claim_counts():
@@ -383,6 +405,62 @@ def test_a_kept_run_with_own_comparisons_alone_is_the_reason_for_no_verdict(tmp_
     said = f'the kept run gives no verdict; {own}; not tested: the published recipe; here another mix'
     assert reasons['C18'].endswith(f'; {said}')
     assert [*cl.kept_verdicts(verdicts, kept).id] == ['C17']
+
+
+def kept_departures(params: dict) -> list:
+    "In what the second stage of a kept run on CompoDiff departs from the published one."
+    file = ROOT / 'params' / 'full' / f'{params.get("second") or params["training"]}.yaml'
+    given = (yaml.safe_load(file.read_text(encoding='utf-8')) if file.exists() else {}) | params.get('shorter', {})
+    return [k for k, v in PUBLISHED_STAGE_TWO.items() if given.get(k, v) != v]
+
+
+def test_no_kept_line_on_compodiff_is_judged_by_another_recipe():
+    others = dict(C09='a rate with random weights', C12='a time', C17='the mixture itself varies')
+    seen = set()
+    for r in cl.kept_receipts().values():
+        if 'compodiff' not in str(r['params'].get('training')) or not kept_departures(r['params']):
+            continue
+        for claim in [*{*r['evidence']} - {*others}]:
+            lines, seen = r['evidence'][claim], seen | {claim}
+            assert cl.with_role(lines) == [], claim
+            assert any(c['what'].startswith(PUBLISHED_RECIPE) for c in cl.with_role(lines, UNTESTED)), claim
+            assert cl.judge_evidence(lines).verdict == cl.NOT_HERE
+    assert seen >= {'C05', 'C10', 'C15', 'C18'}
+
+
+def test_a_kept_line_has_the_verdict_that_the_kept_finding_of_its_page_says():
+    t = pd.read_csv(cl.KEPT / 'findings.csv')
+    findings, seen = dict(zip(t.profile + '/' + t.experiment, t.finding)), set()
+    number = r'[+−][\d.]+'
+    compared = re.compile(rf'({number} \[{number}, {number}\]) \((better|worse|undecided)')
+    for name, r in cl.kept_receipts().items():
+        said = dict(compared.findall(findings.get(name, '')))
+        for claim, lines in r['evidence'].items():
+            for c in cl.corrected_lines([] if isinstance(lines, str) else lines):
+                for way in (c, opposite(c)) if 'seed_intervals' in c else ():
+                    if (words := format_interval(way)) in said:
+                        assert verdict(way) == said[words], f'{name}, {claim}: {c["what"]}'
+                        seen.add(claim)
+    assert seen >= {'C05', 'C15', 'C17'}
+
+
+def test_kept_lines_with_the_bound_of_a_correction_say_so():
+    bound = dict(line(1), p=0.01, p_corrected=0.36, family=36, bound='Bonferroni')
+    (said,) = cl.when_kept({'full/a': kept_run(C17=[bound])})
+    assert said.endswith('those here are p times its 36 comparisons, the bound of Holm’s.')
+    assert cl.judge_evidence([bound]).verdict == 'undecided'
+    assert cl.when_kept({'full/a': kept_run(C17=[line(1)])}) == ['full/a: kept 2026-01-02, a processor.']
+
+
+def test_every_early_block_of_the_kept_depth_study_has_a_line():
+    lines = cl.kept_receipts()['full/07_ablations/condition_depth']['evidence']['L11']
+    assert all(any(f'before block {b}' in c['what'] for c in lines) for b in (2, 3, 4))
+    assert cl.judge_evidence(lines).verdict == 'undecided'  # block 3 is not within the limit, and not tested
+
+
+def test_no_kept_ratio_of_a_cpu_is_judged_as_one_of_a_gpu():
+    kept = [r for r in cl.kept_receipts().values() if 'C09' in r['evidence']]
+    assert kept and all(r['machine']['gpu'] or not cl.with_role(r['evidence']['C09']) for r in kept)
 
 
 @pytest.mark.parametrize('profile', ['quick', 'full'])

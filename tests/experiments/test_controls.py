@@ -10,6 +10,7 @@ import time
 from datetime import datetime, timezone
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from browser import CHROMIUM, Browser
@@ -24,6 +25,27 @@ from cis_nb.methods.artemis import Artemis, ArtemisMethod
 from cis_nb.methods.baselines import method as baseline
 from cis_nb.methods.compodiff import CompoDiffMethod
 from cis_nb.retrieval.search import INDEX_KINDS
+
+
+def effects_of(**moved) -> pd.DataFrame:
+    "Cosines with the text of 30 queries: each change adds a mean, and 0.01 more or less in turn."
+    by = dict.fromkeys(moved, 0.01) | {'as it is': 0.0}
+    about = [dict(query=n, change=c, text=0.2 + moved.get(c, 0.0) + by[c] * (-1) ** n) for n in range(30) for c in by]
+    return pd.DataFrame(about)
+
+
+@pytest.mark.parametrize(
+    'moved, said',
+    [
+        (dict(a=0.0038), ['as expected']),
+        (dict(a=0.0038, b=0.1), ['as expected', 'as expected']),  # the smaller p-value is corrected first
+        (dict(a=0.0038, b=0.0038), ['undecided by Holm', 'undecided by Holm']),
+        (dict(a=0.0, b=-0.1), ['undecided', 'the other way']),
+    ],
+)
+def test_effects_of_controls_are_corrected_together(moved, said):
+    changes = [C.ControlChange(name, nearer_to='text') for name in moved]
+    assert C.effect_comparisons(effects_of(**moved), changes).verdict.tolist() == said
 
 
 @pytest.fixture(scope='module', autouse=True)

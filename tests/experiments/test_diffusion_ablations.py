@@ -16,7 +16,7 @@ from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments import diffusion
 from cis_nb.experiments.claims import NOT_HERE, joined_evidence, judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
-from cis_nb.experiments.comparison import by_own_p, read_printed, verdict
+from cis_nb.experiments.comparison import as_shown, by_own_p, read_printed, shown_corrections, verdict
 from cis_nb.experiments.entries import Entry
 from cis_nb.experiments.matrix import MatrixRun
 from cis_nb.experiments.training_time import Estimate
@@ -210,6 +210,58 @@ def test_steps_that_were_timed_alone_judge_the_time_and_not_the_recall():
 @pytest.mark.parametrize('ranks, said', [((GOOD, BAD), 'reproduced'), ((BAD, GOOD), 'not reproduced')])
 def test_a_mixture_is_compared_with_triplets_alone(ranks, said):
     run = ranked(dict(zip((A.ALL_TASKS, 'triplets'), ranks)))
+    assert judge_evidence(A.stage_two_evidence(run)['C17']).verdict == said
+
+
+def with_mix(run: MatrixRun, mixes: dict, monkeypatch) -> MatrixRun:
+    "A run whose rows of `mixes` are trainings of CompoDiff with these task mixes."
+    monkeypatch.setattr(diffusion, 'manifest', lambda name: dict(params=dict(stage='2', task_mix=mixes[name])))
+    run.entries = [Entry(CompoDiffMethod(name=m, title=m, backbone=None, net=None), 0, m) for m in mixes]
+    return run
+
+
+OWN_MIX, PUBLISHED_MIX = [0.15, 0.15, 0.7], [0.3, 0.3, 0.4]
+
+
+@pytest.mark.parametrize('mix, said', [(PUBLISHED_MIX, 'not reproduced'), (OWN_MIX, NOT_HERE)])
+def test_the_number_of_triplets_is_judged_by_the_published_recipe_alone(mix, said, monkeypatch):
+    names = [A.triplet_name(n) for n in (10, 20)]
+    run = with_mix(ranked(dict(zip(names, (GOOD, BAD)))), dict.fromkeys(names, mix), monkeypatch)
+    assert judge_evidence(A.doubling_evidence(run, [10, 20])['C15']).verdict == said
+
+
+@pytest.mark.parametrize(
+    'mix, joined, said',
+    [
+        (PUBLISHED_MIX, 't5:xl', 'reproduced'),
+        (OWN_MIX, 't5:xl', NOT_HERE),
+        (PUBLISHED_MIX, 'tiny_xs', NOT_HERE),
+        (OWN_MIX, 'tiny_xs', NOT_HERE),
+    ],
+)
+def test_text_encoders_are_judged_by_a_language_model_and_the_published_recipe(mix, joined, said, monkeypatch):
+    ranks = {'tiny': HALF, joined: BAD, f'tiny+{joined}': GOOD}
+    run = with_mix(ranked(ranks), dict.fromkeys(ranks, mix), monkeypatch)
+    lines = A.encoder_evidence(run, list(ranks))['C05']
+    assert judge_evidence(lines).verdict == said
+    shown = [c['what'] for c in lines if c.get('role') != UNTESTED]
+    assert all(what.endswith(A.STAND_IN) == (joined == 'tiny_xs') for what in shown)
+    assert any('the published recipe' in c['what'] for c in lines) == (mix == OWN_MIX)
+
+
+def test_the_lines_of_a_mixture_have_the_correction_of_their_page():
+    run = ranked({A.ALL_TASKS: HALF, 'triplets': GOOD, 'text': BAD})
+    found = A.base_differences(run, A.ALL_TASKS)
+    shown = shown_corrections([dict(comparisons=[*found.values()])])
+    (line,) = as_shown(A.stage_two_evidence(run)['C17'], shown)
+    of_page = found['triplets', 'cirr']
+    assert (line['p_corrected'], line['family']) == (of_page['p_corrected'], 2) and line['diff'] == -of_page['diff']
+
+
+@pytest.mark.parametrize('mix, said', [(PUBLISHED_MIX, 'reproduced'), ([0.2, 0.2, 0.6], NOT_HERE)])
+def test_the_recipe_of_a_mixture_is_that_of_all_tasks(mix, said, monkeypatch):
+    mixes = {'triplets': [0.0, 0.0, 1.0], A.ALL_TASKS: mix}  # what the claim varies is no departure
+    run = with_mix(ranked({'triplets': BAD, A.ALL_TASKS: GOOD}), mixes, monkeypatch)
     assert judge_evidence(A.stage_two_evidence(run)['C17']).verdict == said
 
 
