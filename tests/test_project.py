@@ -238,7 +238,6 @@ PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook assert
     'experiments.noise_by_gap',
     'experiments.prompts',
     'experiments.pseudo_words',
-    'experiments.pseudo_words_genecis',
     'experiments.supervision',
     'experiments.training_time',
     'world.circo',
