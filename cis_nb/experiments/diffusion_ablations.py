@@ -12,10 +12,10 @@ __all__ = ['CONTROL_ROWS', 'PAPER_METRICS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS',
            'with_steps', 'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds', 'slope_ratio',
            'near_evidence', 'rise_evidence', 'over_seeds_only', 'time_evidence', 'is_fine_tuned', 'step_evidence',
            'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding', 'chosen_table',
-           'chosen_note', 'tuning_note', 'steps_note', 'printed_steps', 'printed_losses', 'mixture_table', 'by_recipe',
-           'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights',
-           'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure', 'caption_rankings',
-           'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
+           'chosen_note', 'tuning_note', 'validation_steps', 'steps_note', 'printed_steps', 'printed_losses',
+           'mixture_table', 'by_recipe', 'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants',
+           'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure',
+           'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
            'forgetting_evidence', 'caption_comparisons', 'caption_forest', 'RandomDenoising', 'chosen_denoiser',
            'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table',
            'form_evidence', 'form_finding', 'published_parameters', 'projected_hours', 'projected_hours_table',
@@ -36,7 +36,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..api import MainMetric, Queries, Unsolved
+from ..api import MainMetric, Queries, Unsolved, task_title
 from ..backbones.denoiser import Denoiser, DenoiserShape
 from ..backbones.loading import load_backbone
 from cis_nb.benchmarks.coco_captions import (
@@ -484,8 +484,9 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
     return pd.DataFrame(table)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
-def step_finding(run: MatrixRun, found: dict, alone: dict, base: int) -> str:
-    "Scores at the fewest, five and the most steps beside `base` steps, the chosen baseline, and times, in words."
+def step_finding(run: MatrixRun, found: dict, alone: dict, base: int, favoured: int) -> str:
+    """Scores at the fewest, five and the most steps beside `base` steps, the chosen baseline, and times, in words;
+    `favoured`: of `validation_steps`."""
     steps, said = [n for n in sorted(alone) if step_name(n) in run.titles], []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in steps and n != base]
     seeds = run.per_query[run.per_query.method == step_name(base)].seed.nunique()
@@ -498,7 +499,8 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, base: int) -> str:
         beside = f', and {value[rival]:.1f} % for {run.titles[rival]}' if rival in value else ''
         said.append(f'{head}{beside}. Difference in points to {steps_in_words(base)}: {less}')
     ms = [f'{1000 * alone[n].value:.0f} ms with {steps_in_words(n)}' for n in dict.fromkeys([steps[0], base])]
-    return '. '.join([*said, f'A query alone takes {", ".join(ms)}'])
+    kept = f'Validation with {steps_in_words(favoured)} chose the checkpoints, which favours {steps_in_words(favoured)}'
+    return '. '.join([*said, kept, f'A query alone takes {", ".join(ms)}'])
 
 
 def chosen_table(run: SampledRun) -> pd.DataFrame:
@@ -532,13 +534,21 @@ def tuning_note(p: dict, run: SampledRun) -> str:
     return f'validation: {"; ".join(said) or "none"}; each query is asked of one training seed in turn'
 
 
+def validation_steps(p: dict) -> int:
+    "The number of sampler steps with which the validation of the training of a page chose its weights."
+    return settings(training_parameters(p['training']), p['training']).sampling_steps
+
+
 def steps_note(p: dict, run: MatrixRun) -> str:
-    "One line on the sampler and the training, and for which number of steps its validation chose the weights."
+    """One line on the sampler, the training and the queries, and for which number of steps its validation chose the
+    weights."""
     m, c = run.entries[-1].method, settings(training_parameters(p['training']), p['training'])
     runs = dict.fromkeys(e.run for e in run.entries if e.run)
-    n = c.sampling_steps
+    n, asked = validation_steps(p), run.per_query.groupby('task', sort=False).query_id.nunique()
+    ranked = ', '.join(f'{count:,} of {task_title(t)}' for t, count in asked.items())
     return (
-        f'{c.backbone}; {m.samples} sample(s) a query; training of {c.steps:,} steps of {c.batch_size};'
+        f'Ranked: all queries, {ranked}; {c.backbone}; {m.samples} sample(s) a query; training of {c.steps:,} steps of'
+        f' {c.batch_size};'
         f' seeds {", ".join(map(str, p["seeds"]))}; validation with {n} step{"s" * (n > 1)} of the sampler kept the'
         f' weights of step {" / ".join(map(kept_step, runs))}, which favours that number;'
         f' medians of {p["repeats"]} measurements'

@@ -25,6 +25,7 @@ from cis_nb.experiments.comparison import (
     brief_difference,
     contrast,
     format_uncertainty,
+    marked_one_seed,
     over_seeds,
     rival_leads,
 )
@@ -114,9 +115,10 @@ class GroceryRun:
         return pd.concat(rows, ignore_index=True)
 
     def leads(self, method: str, rivals: list, seed: int = 0) -> dict:  # (method, rival, group) -> comparison
-        "How much better a method is than each rival in R@1 in each group, corrected `by_question`."
+        """How much better a method is than each rival in R@1 in each group, corrected `by_question`. With one training
+        seed there is no verdict."""
         parts = {group: self.lines[self.lines.task == group] for group in self.groups}
-        return rival_leads(parts, [(method, r) for r in rivals], seed=seed)
+        return marked_one_seed(rival_leads(parts, [(method, r) for r in rivals], seed=seed))
 
 # %% ../../nbs/05b_experiments/25_grocery.ipynb #01b27d5c
 def run_grocery(p: dict) -> GroceryRun:

@@ -27,7 +27,7 @@ from ..core.store import manifest, stored_table
 from ..data.datasets import captions_root
 from ..data.roots import WORLD, cirr_root, is_world
 from .combiner_ablations import as_own, claim_evidence
-from .comparison import LEAST_UNITS, contrast, format_difference, hits, levels
+from .comparison import LEAST_UNITS, change, contrast, format_difference, hits, levels
 from .composed_retrieval import run_composed
 from .entries import seeded_config, trained_entry, training_config, with_controls
 from .matrix import MatrixRun
@@ -304,7 +304,7 @@ def noun_losses(both: pd.DataFrame, asked: dict, methods: list, seed: int = 0) -
 
 
 def loss_table(found: dict, both: pd.DataFrame, asked: dict, titles: dict) -> pd.DataFrame:
-    "For each method and group R@1 over both backbones, percent, and the loss; `found` of `noun_losses`."
+    "For each method and group R@1 over both backbones, percent, and the loss (`change`); `found` of `noun_losses`."
     h = hits(both).reset_index()
     means = h.groupby(['unseen' if asked[i] else 'seen' for i in h.query_id]).mean(numeric_only=True)
     heads, rows = {'unseen': 'held-out nouns', 'seen': 'other nouns'}, []
@@ -313,8 +313,9 @@ def loss_table(found: dict, both: pd.DataFrame, asked: dict, titles: dict) -> pd
         for g, head in heads.items():
             if (m, g) in found:
                 row |= {f'{head}, {SEEN_BY[s]}': f'{means[m + ("" if s else " without")][g]:.1f}' for s in SEEN_BY}
-                row[f'{head}, loss'] = format_difference(found[m, g])
-        rows.append(row | ({'difference of losses': format_difference(c)} if (c := found.get((m, 'change'))) else {}))
+                row[f'{head}, loss'] = format_difference(found[m, g], change)
+        more = found.get((m, 'change'))
+        rows.append(row | ({'difference of losses': format_difference(more, change)} if more else {}))
     return pd.DataFrame(rows)
 
 

@@ -68,24 +68,47 @@ def test_a_component_ignores_what_is_common_to_a_condition():
     assert plain.between < 0.1 and other.between > 0.9
 
 
+def pointing_lines(task, family, seeds=(0,), **scores) -> pd.DataFrame:  # method -> scores
+    "Lines of `pointing_hits`, each training seed with the same scores."
+    about = dict(task=task, draw=0, family=family, area=5.0)
+    parts = [
+        pd.DataFrame(dict(method=m, seed=s, query_id=np.arange(len(v)), score=v, **about))
+        for m, v in scores.items()
+        for s in seeds
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
 def test_intervals_of_the_pointing_game_redraw_outfits():
-    hits = pd.DataFrame(dict(category='Feet', family=np.arange(40), ViT=[0.0] * 20 + [100.0] * 20, point=5.0))
-    tied = hits.assign(family=np.arange(40) // 20)  # two outfits: an interval over them spans all
-    alone, together = (pointing_table(t).ViT.iloc[-1] for t in (hits, tied))
-    assert alone.startswith('50.0 [3') and together == '50.0 [0.0, 100.0]'
+    alone = pointing_lines('Feet', np.arange(40), ViT=[0.0] * 20 + [100.0] * 20)
+    tied = alone.assign(family=np.arange(40) // 20)  # two outfits: an interval over them spans all
+    alone, tied = (pointing_table(t).ViT.iloc[-1] for t in (alone, tied))
+    assert alone.startswith('50.0 [3') and tied == '50.0 [0.0, 100.0]'
+
+
+def weak_lines(seeds, categories: int = 10) -> pd.DataFrame:
+    "Categories without a difference, but for the first one, whose 24 points over 25 outfits are barely significant."
+    weak = np.array([100.0] * 7 + [0.0] * 17 + [-100.0])
+    lead = np.concatenate([weak, np.zeros(25 * (categories - 1))])
+    named = np.repeat([f'c{i}' for i in range(categories)], 25)
+    outfits = np.tile(np.arange(25), categories)
+    return pointing_lines(named, outfits, seeds, CondViT=50 + lead / 2, ViT=50 - lead / 2)
 
 
 def test_the_pointing_game_corrects_for_its_categories():
-    "A category whose interval excludes zero alone is undecided among eleven; one training is named as one."
-    weak = [100.0] * 7 + [0.0] * 17 + [-100.0]  # 24 points, 25 outfits
-    lines = [
-        (f'c{i}', q, 50 + v / 2, 50 - v / 2) for i in range(10) for q, v in enumerate(weak if i == 0 else [0] * 25)
-    ]
-    hits = pd.DataFrame(lines, columns=['category', 'family', 'CondViT', 'ViT'])
-    alone = pointing_leads(hits[hits.category == 'c0'], 'CondViT', 'ViT')['c0']
+    "A category whose interval excludes zero alone is undecided among eleven."
+    hits = weak_lines([0, 1, 2])
+    alone = pointing_leads(hits[hits.task == 'c0'], 'CondViT', 'ViT')['c0']
     found = pointing_leads(hits, 'CondViT', 'ViT')
     assert alone['low'] > 0 and found['c0']['family'] == 11
     assert (verdict_in_words(alone), verdict_in_words(found['c0'])) == ('better', 'undecided by Holm')
     said = pointing_note(hits, found, 'CondViT', 'ViT')
-    assert 'correction for 11 comparisons; 1 seed: ' in said
+    assert 'correction for 11 comparisons.' in said
     assert '; undecided by Holm in c0 (62 against 38 %). ' in said and 'better in' not in said
+
+
+def test_the_pointing_game_gives_one_training_no_verdict():
+    hits = weak_lines([0], 1)
+    found = pointing_leads(hits, 'CondViT', 'ViT')
+    assert found['c0']['low'] > 0 and {verdict_in_words(c) for c in found.values()} == {'one seed, no verdict'}
+    assert '; 1 seed: the spread between seeds is not known' in pointing_note(hits, found, 'CondViT', 'ViT')
