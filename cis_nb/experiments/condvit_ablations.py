@@ -24,6 +24,7 @@ from cis_nb.experiments.comparison import (
     forest_rows,
     format_difference,
     format_uncertainty,
+    not_alike_note,
     opposite,
     over_seeds,
 )
@@ -115,8 +116,11 @@ def training_note(p: dict) -> str:
     base = base_of(SweepParameters.of(dict(changes={}) | p))
     return (
         f'{p["backbone"]}; {base["samples"]:,} products, {base["steps"]:,} steps of {base["batch_size"]}, '
-        f'one learning rate ({rate_of_training(base):g}) for all variants, not searched for each; '
-        f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws the order, the images and the new parameters'
+        f'seeds {", ".join(map(str, p["seeds"]))}; a seed draws the order, the images and the new parameters. '
+        + not_alike_note(
+            f'one learning rate ({rate_of_training(base):g}) for all variants, not searched for each; the late fusions'
+            ' are set on validation products'
+        )
     )
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #27cfa60a

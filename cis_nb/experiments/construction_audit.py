@@ -139,7 +139,7 @@ def printed_sizes() -> pd.DataFrame:  # one row per task: num_templates, gallery
 
 
 def size_table(made: Construction) -> pd.DataFrame:
-    "Templates, gallery sizes and conditions of each task, the paper's sizes beside them."
+    "Templates, gallery sizes, and what the targets of each task show; the paper's sizes beside them."
     printed = printed_sizes()
     rows = [
         {
@@ -149,7 +149,7 @@ def size_table(made: Construction) -> pd.DataFrame:
             'templates, this run': len(b.templates),
             'gallery, paper': printed.gallery_size[t],
             'gallery, this run': gallery_size(t),
-            'distinct conditions': b.details.shown.nunique(),
+            'attributes or objects that targets show': b.details.shown.nunique(),
         }
         for t, b in made.built.items()
     ]
@@ -246,8 +246,9 @@ def flaw_table(named: dict) -> pd.DataFrame:
 
 
 def census_table(named: dict) -> pd.DataFrame:
-    "Number of distinct conditions, references, images and photographs, one row per entry of `named`."
-    return pd.DataFrame([dict(file=name, **census(t)) for name, t in named.items()])
+    "Number of distinct texts of conditions, references, images and photographs, one row per entry of `named`."
+    table = pd.DataFrame([dict(file=name, **census(t)) for name, t in named.items()])
+    return table.rename(columns=dict(conditions='texts of conditions'))
 
 # %% ../../nbs/05b_experiments/19_construction_audit.ipynb #bd7c9de0
 ORACLES = ('image', 'words', 'both')  # names in the results, as in `labels_image`

@@ -25,15 +25,15 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
            'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
            'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
-           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'run_guidance',
-           'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points',
-           'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference',
-           'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
-           'strongest_note', 'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_words', 'cirr_forest',
-           'act_words', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line',
-           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'ranked_note',
+           'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows',
+           'some_points', 'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses',
+           'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
+           'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
+           'strongest_pairs', 'strongest_note', 'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_words',
+           'cirr_forest', 'act_words', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
+           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
+           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -1445,6 +1445,17 @@ def shared_tasks(p: dict) -> dict:  # name -> Task
     if not named:
         raise ValueError(f'tasks: {p["tasks"]} name no task of {b.name} with one gallery; it has {", ".join(b.tasks)}')
     return {n: evenly(t, p['most']) for n, t in named.items()}
+
+
+def ranked_note(tasks: dict, p: dict) -> str:  # of `shared_tasks`
+    "How many of the queries of each task are ranked, and that other pages rank all of them."
+    whole, said = shared_tasks(p | dict(most=0)), []
+    for name, t in tasks.items():
+        where, n = f'{api.task_title(name)} ({t.protocol.where})', len(whole[name])
+        part = len(t) < n
+        said.append(f'{len(t):,} of the {n:,} of {where}, evenly spread' if part else f'all {n:,} of {where}')
+    apart = '; pages that rank all of them have other scores' * any('evenly' in s for s in said)
+    return f'Queries: {", ".join(said)}{apart}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #a0760ce9
 def run_guidance(p: dict) -> GuidanceRun:

@@ -21,7 +21,7 @@ from ..backbones.features import TextMemory
 from ..core.experiment_files import names_experiment, parameters
 from ..core.code import loader_version
 from ..core.store import fingerprint, manifest, stored, stored_json, stored_table
-from .comparison import UNTRAINED
+from .comparison import UNTRAINED, not_alike_note
 from ..methods.late_fusion import BASELINES, fusion_notes
 from ..methods.pseudo_words import TextInPrompt
 from ..train import settings, train_or_load
@@ -250,12 +250,17 @@ def _kept_of(given: dict) -> str:
 
 
 def tuning_notes(entries: list) -> list:  # of str
-    """What was tuned for each side, for below a table: the options and queries of each late fusion, a line each; then
-    the learning rate of each training, its length, and which weights it keeps."""
+    """What was tuned for each side, for below a table: the options and queries of each late fusion, a line each; that
+    the sides were not tuned alike; then the learning rate of each training, its length, and which weights it keeps."""
     first = {e.title: manifest(e.run)['params'] for e in reversed(entries) if e.run}
     said = [f'{title} {p["lr"]:g}, {_kept_of(p)}' for title, p in reversed(first.items())]
     trained = f'Learning rate of each training, one each, not searched on this page: {"; ".join(said)}.'
-    return [*fusion_notes(entries), *([trained] if said else [])]
+    fusions = fusion_notes(entries)
+    apart = not_alike_note(
+        'validation queries set the late fusions, and this page searches no setting of a training. What was tried for'
+        ' one elsewhere, if anything, is in the first line of its parameter file'
+    )
+    return [*fusions, *([apart] if said and fusions else []), *([trained] if said else [])]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #02a04b1e
 RANKING_COLUMNS = ['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size']

@@ -74,7 +74,7 @@ def query_measurements(p: dict) -> list:  # of Measurement
     return [
         *condvit_measurements([embedding], p['condvit_backbone']),
         *sampler_measurements(sampled),
-        *ranking_measurements(ranked, **size),
+        *ranking_measurements(ranked, **size, device=device),
     ]
 
 

@@ -329,7 +329,7 @@ def gap_correlation_line(stats: pd.DataFrame, per_query, task: str) -> str:
     "Spearman's ρ over noise distributions between the gap of pseudo-words and the score."
     gaps = distribution_gaps(stats)
     rho = spearmanr(gaps, [mean_score(per_query, m, task) for m in gaps.index]).statistic
-    return f'{score_title(task)}: ρ = {rho:+.2f} over {len(gaps)} noise distributions'.replace('-', '−')
+    return f'{score_title(task)}: ρ = {rho:+.2f}'.replace(' -', ' −') + f' over {len(gaps)} noise distributions'
 
 
 def gap_lines(stats: pd.DataFrame, run: MatrixRun, titles: dict, seed: int = 0) -> list:

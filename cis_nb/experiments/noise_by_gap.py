@@ -6,8 +6,8 @@
 __all__ = ['ALL_KINDS', 'VERDICTS', 'PAPER_NOISES', 'KIND_COLORS', 'SLACK', 'MEAN_GAIN', 'GapPoint', 'gap_point', 'gap_points',
            'noises_of', 'noise_gains', 'joined', 'gap_slope', 'of_kind', 'gap_slopes', 'slope_table', 'gap_table',
            'verdicts_in_words', 'gain_lines', 'gap_recipe_table', 'printed_gains', 'paper_range', 'draw_gains',
-           'gain_figure', 'in_paper_range', 'score_lines', 'gap_clauses', 'claim_lines', 'clause_table', 'design',
-           'cell_name', 'Factorial', 'cell_change', 'with_prompt', 'backbone_of_level', 'run_factorial',
+           'gain_figure', 'in_paper_range', 'range_note', 'score_lines', 'gap_clauses', 'claim_lines', 'clause_table',
+           'design', 'cell_name', 'Factorial', 'cell_change', 'with_prompt', 'backbone_of_level', 'run_factorial',
            'gain_of_cells', 'mean_gain', 'factor_effects', 'level_title', 'cell_table', 'gain_effect_forest',
            'resolved_factors', 'factorial_lines', 'finding_line']
 
@@ -28,6 +28,7 @@ from cis_nb.experiments.comparison import (
     contrast,
     corrected,
     forest_rows,
+    change,
     format_difference,
     format_interval,
     read_printed,
@@ -142,7 +143,7 @@ def slope_table(slopes: dict, points: list) -> pd.DataFrame:
     rows = {}
     for (kind, noise, t), c in slopes.items():
         row = rows.setdefault(kind, {'kind': kind, 'backbones': len(of_kind(points, kind))})
-        row[f'{score_title(t)}: {NOISE_TITLES[noise]}'] = format_difference(c)
+        row[f'{score_title(t)}: {NOISE_TITLES[noise]}'] = format_difference(c, change)
     return pd.DataFrame(rows.values())
 
 # %% ../../nbs/05b_experiments/32_noise_by_gap.ipynb #f2b0015
@@ -186,9 +187,10 @@ def gain_lines(points: list, gains: dict) -> list:
                 ('the R@1 of pairs', [x.recall for x in points]),
             )
         }
-        said = ', '.join(f'{name} {r:+.2f}' for name, r in rho.items())
-        span = f'{min(diffs):+.1f} to {max(diffs):+.1f} points, the largest on {largest} ({verdicts_in_words(mine)})'
-        lines.append(f'{score_title(t)}, {NOISE_TITLES[noise]}: {span}; ρ of the gain with {said}'.replace('-', '−'))
+        said = ', '.join(f'{name} {r:+.2f}' for name, r in rho.items()).replace('-', '−')
+        ends = f'{min(diffs):+.1f} to {max(diffs):+.1f}'.replace('-', '−')
+        span = f'{ends} points, the largest on {largest} ({verdicts_in_words(mine)})'
+        lines.append(f'{score_title(t)}, {NOISE_TITLES[noise]}: {span}; ρ of the gain with {said}')
     return lines
 
 
@@ -259,6 +261,15 @@ def in_paper_range(points: list) -> list:
     "The points whose gap lies in the range of Table 1."
     least, most = paper_range()
     return [x for x in points if least - SLACK <= x.gap <= most + SLACK]
+
+
+def range_note(points: list) -> str:
+    "How many of the gaps lie below, within and above the range of Table 1."
+    least, most = paper_range()
+    within = len(in_paper_range(points))
+    below = sum(x.gap < least - SLACK for x in points)
+    counts = f'{below} below, {within} within, {len(points) - within - below} above'
+    return f'Gaps of Table 1: {least:.2f} to {most:.2f}. Of the {len(points)} gaps here: {counts} this range'
 
 
 def score_lines(points: list, pairs: list, task: str, seed: int = 0) -> list:  # of evidence
@@ -469,13 +480,13 @@ def finding_line(points: list, gains: dict, slopes: dict, effects: dict, task: s
     mine = [gains[x.label, 'product', task] for x in points]
     diffs, gaps = [c['diff'] for c in mine], [x.gap for x in points]
     span = f'{len(points)} backbones with gaps from {min(gaps):.2f} to {max(gaps):.2f}'
-    first = f'{min(diffs):+.1f} to {max(diffs):+.1f} on {span}'
+    first = f'{min(diffs):+.1f} to {max(diffs):+.1f} on {span}'.replace('-', '−')
     sure = resolved_factors(effects, task)
     over_all = [(n, t, c) for (kind, n, t), c in slopes.items() if kind == ALL_KINDS]
-    rise = ', '.join(f'{score_title(t)} {NOISE_TITLES[n]} {format_difference(c)}' for n, t, c in over_all)
+    rise = ', '.join(f'{score_title(t)} {NOISE_TITLES[n]} {format_difference(c, change)}' for n, t, c in over_all)
     return (
         f'Gain of LinCIR’s noise in {score_title(task)}, points: {first} ({verdicts_in_words(mine)});'
         f' slope for a tenth of gap: {rise};'
         f' mean gain over training settings {format_difference(effects[MEAN_GAIN, task])},'
-        f' changed by {", ".join(sure) or "none of the factors that is resolved"}'
-    ).replace('-', '−')
+        f' factors that change it: {", ".join(sure) or "none is resolved"}'
+    )

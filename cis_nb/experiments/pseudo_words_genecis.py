@@ -211,7 +211,7 @@ def genecis_beside_paper(own: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFra
     both = pd.concat([theirs, pd.concat({'this run': own}, names=['backbone'])])
     both = both.reorder_levels(['method', 'backbone', 'K']).rename_axis(index=['method', 'numbers of', 'K'])
     order = list(dict.fromkeys(both.index.get_level_values('method')))
-    return pd.concat([both.xs(m, level='method', drop_level=False) for m in order]).round(2)
+    return pd.concat([both.xs(m, level='method', drop_level=False) for m in order])
 
 # %% ../../nbs/05b_experiments/21_pseudo_words_genecis.ipynb #4dfa2a9d
 def contrast_strips(tasks: dict, per_query: pd.DataFrame, good: str, bad: str, titles: dict) -> list:

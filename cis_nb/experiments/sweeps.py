@@ -33,6 +33,7 @@ from cis_nb.experiments.comparison import (
     corrected,
     forest_rows,
     format_difference,
+    not_alike_note,
     opposite,
     read_printed,
     verdict,
@@ -194,18 +195,21 @@ def trained_only(run: MatrixRun) -> list:  # of Entry
 
 def sweep_notes(run: MatrixRun, p: SweepParameters, together: str = 'over the table', searches: dict = {}) -> list:
     """The lines under a table of a sweep: protocols, sets left out, weights of late fusions, learning rates that were
-    searched (`searches`, of `own_rates`); the last one is training.
+    searched (`searches`, of `own_rates`), whether the sides were not tuned alike; the last one is training.
 
     `together`: which differences are corrected for their number."""
     base, seeds = base_of(p), ', '.join(map(str, p.seeds))
-    training = f'{p.backbone}, {base["steps"]} steps of {base["batch_size"]}, seeds {seeds}'
+    training, apart = f'{p.backbone}, {base["steps"]} steps of {base["batch_size"]}, seeds {seeds}', []
     if not {'lr', 'steps'} & {k for change in p.changes.values() for k in change}:
-        training += f', one learning rate ({rate_of_training(base):g}) and length for all, not searched for each'
+        one = f'one learning rate ({rate_of_training(base):g}) and length for all variants, not searched for each'
+        others = '; the late fusions are set on validation queries' * bool(fusion_notes(run.entries))
+        apart = [not_alike_note(one + others)]
     return [
         *(b.protocol for b in run.sets.values()),
         *(f'{score_title(t)}: {why}' for t, why in run.missing.items()),
         *fusion_notes(run.entries),
         *([rates_note(searches)] if searches else []),
+        *apart,
         f'This run: {training}, {prompts_of(run.entries)}.'
         f' Differences: 95 % interval over seeds and references, verdict by Holm’s correction {together}.',
     ]
