@@ -807,7 +807,7 @@ FIGURES_FROM = (  # the findings of the front page, while they are done
     '06_evaluation/pseudo_words_circo_cirr',
     '06_evaluation/lrvsf',
     '06_evaluation/compodiff',
-    '07_ablations/noise',
+    '07_ablations/guidance',
 )
 
 
