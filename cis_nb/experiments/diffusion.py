@@ -30,10 +30,10 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'some_points', 'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses',
            'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
            'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
-           'strongest_pairs', 'strongest_note', 'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_words',
-           'cirr_forest', 'act_words', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
-           'pair_line', 'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence',
-           'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest', 'against_baselines', 'cirr_rivals',
+           'cirr_words', 'cirr_forest', 'act_words', 'acts_words', 'compodiff_finding', 'compodiff_reading',
+           'control_evidence', 'pair_line', 'printed_recalls', 'zero_shot_evidence', 'claimed_metric', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -1754,6 +1754,19 @@ def strongest_note(run: MatrixRun, found: dict) -> str:
     return f'baseline chosen by validation, where there are no such queries Image + Text: {said}'
 
 
+def by_task_note(run: SampledRun, found: dict) -> str:
+    """On which benchmarks that baseline is set for each of several tasks, where CompoDiff has one setting for all of
+    them; empty where there are none."""
+    tuned = [name for name, rival in strongest_pairs(run, found) if rival != 'image_text']
+    several = [main_metric(n, run.results).title for n in tuned if len(choosing_tasks(run.benchmarks[n], 0)) > 1]
+    return (
+        f'Set for each task, so that it knows the task of a query, while {run.titles[ZERO_SHOT]} has one setting for '
+        f'all tasks: {", ".join(several)}'
+        if several
+        else ''
+    )
+
+
 def strongest_forest(run: MatrixRun, found: dict) -> Page | None:
     "A line for each of `strongest_pairs`; None without comparisons."
     pairs = strongest_pairs(run, found)
@@ -1874,8 +1887,18 @@ def pair_line(c: dict, what: str, methods) -> dict:
     return claim_evidence(c, what, role) | dict(compodiff=any(m.startswith(ZERO_SHOT) for m in methods))
 
 
+def printed_recalls(method: str) -> set:  # of (task, k)
+    "The recalls on CIRR that the paper prints for a method, named as in this book."
+    t, found = PRINTED['CIRR'], set()
+    for r in read_printed(t.numbers, keep_default_na=False, dtype=str).itertuples():
+        if r.metric.startswith('recall') and own_name(r.method, r.backbone, r.setting, t.tuned) == method:
+            found.add((CIRR_PARTS.get(r.metric, 'full'), int(r.k)))
+    return found
+
+
 def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
-    "C03: every recall of CIRR against the other zero-shot rows."
+    """C03: every recall of CIRR against the other zero-shot rows; an own comparison of this book where the paper prints
+    none for the row, as in the subset for Pic2Word."""
     mine, lines = run.per_query[run.per_query.benchmark == 'cirr'], []
     there = [m for m in ZERO_SHOT_ROWS if {m, ZERO_SHOT} <= set(mine.method)]
     for task, name in dict(full='R', subset='Rs').items():
@@ -1883,13 +1906,15 @@ def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
             for m in there:
                 found = compare(mine[mine.task == task], ZERO_SHOT, m, k=k, seed=seed)
                 what = f'CIRR {name}@{k}, {run.titles[ZERO_SHOT]} − {run.titles[m]}'
-                lines.append(pair_line(found, what, (ZERO_SHOT, m)))
+                own = {} if (task, k) in printed_recalls(m) else dict(role=OWN_COMPARISON)
+                lines.append(pair_line(found, what, (ZERO_SHOT, m)) | own)
     return lines + [untested(f'CIRR, {api.method_style(m).title}') for m in ZERO_SHOT_ROWS if m not in there]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #233fe5bc
 def claimed_metric(run: MatrixRun, name: str) -> tuple:  # rankings with `score`, title
     """The metric that a claim on a benchmark, the part of its name before a slash, speaks of: on FashionIQ the mean of
-    R@10 and R@50, on CIRR that of R@1 among all images and in the subset, else the main one."""
+    R@10 and R@50, on CIRR that of R@1 among all images and in the subset, on domain conversion the set recall, else
+    the main one."""
     rows = run.per_query[run.per_query.benchmark.str.split('/').str[0] == name]
     if name == 'fashioniq':
         return rows.assign(score=50.0 * ((rows['rank'] <= 10) * 1 + (rows['rank'] <= 50))), 'FashionIQ, R@10 and R@50'
@@ -1898,6 +1923,8 @@ def claimed_metric(run: MatrixRun, name: str) -> tuple:  # rankings with `score`
     if rows.empty:
         return rows, name
     metric = main_metric(rows.benchmark.iloc[0], run.results)
+    if name == 'domains':
+        metric = replace(metric, metric='set_recall', title=f'Domain conversion, set recall at {metric.k}')
     return query_scores(rows, metric), metric.title
 
 

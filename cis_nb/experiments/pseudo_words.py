@@ -11,9 +11,9 @@ __all__ = ['AS_PUBLISHED', 'CAPTION_ORDERS', 'CHOSEN_PROMPT', 'PromptedBenchmark
            'fusion_figure', 'training_steps_note', 'published_names', 'published_entries', 'entry_scores',
            'with_published_prompt', 'rival_pairs', 'rival_differences', 'leads_sentence', 'headline_leads',
            'oracle_baseline', 'lead_and_oracle', 'oracle_sentence', 'pair_differences', 'pair_table', 'lead_evidence',
-           'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for', 'checked_submission',
-           'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr', 'paper_fashioniq',
-           'paper_pic2word_means', 'printed_and_run']
+           'worded_alike', 'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for',
+           'checked_submission', 'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr',
+           'paper_fashioniq', 'paper_pic2word_means', 'printed_and_run']
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #04900005
 from dataclasses import dataclass, replace
@@ -29,7 +29,9 @@ from ..benchmarks.domain_conversion import Domains, best_possible, load_domains,
 from ..benchmarks.object_composition import PUBLISHED_COMPOSITION, load_composition
 from ..core.plotting import Page, color, page
 from ..core.report import progress
-from .combiner_ablations import claim_evidence
+from ..core.store import manifest
+from ..data.roots import WORLD
+from .combiner_ablations import OWN_COMPARISON, claim_evidence
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     by_question,
@@ -449,12 +451,24 @@ def pair_table(found: dict, run: MatrixRun, titles: dict) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=['', 'prompt', *titles.values()])
 
 
-def lead_evidence(scores: pd.DataFrame, run: MatrixRun, task: str, method: str, others: list, what: str, **kw) -> list:
-    "Evidence that a method leads each of `others` on a task, all with the published prompt; `kw`: as for `contrast`."
+def lead_evidence(
+    scores: pd.DataFrame, run: MatrixRun, task: str, method: str, others: list, what: str, alike=(), **kw
+) -> list:
+    """Evidence that a method leads each of `others` on a task, all with the published prompt; `kw`: as for `contrast`.
+    Comparisons with a method of `alike`, of `worded_alike`, are own ones of this book."""
     mine, title = scores[scores.task == task], run.titles
     name = published_names(run.entries)
     lead = {m: contrast(mine, {name.get(method, method): 1, name.get(m, m): -1}, **kw) for m in others}
-    return [claim_evidence(found, f'{what}, “{PROMPT}”: {title[method]} − {title[m]}') for m, found in lead.items()]
+    role = {m: OWN_COMPARISON if {method, m} & {*alike} else '' for m in others}
+    said = {m: f'{what}, “{PROMPT}”: {title[method]} − {title[m]}' for m in others}
+    return [claim_evidence(found, said[m], role[m]) for m, found in lead.items()]
+
+
+def worded_alike(entries: list) -> dict:  # method -> title
+    """The trainings that have read phrases in the words of the conditions of the world's CIRCO: SEARLE with the phrases
+    of the world. Those of the published recipe are written by a language model."""
+    given = {e.name: (e.title, manifest(e.run)['params']) for e in entries if e.run}
+    return {m: title for m, (title, p) in given.items() if p.get('phrase_generator') == WORLD}
 
 
 def largest_lead(lines: list) -> list:  # one line of evidence, or none
