@@ -19,9 +19,9 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
            'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'correction_note', 'when_kept',
            'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
-           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'waiting_claims',
-           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts',
-           'counted_verdicts', 'kept_sentence', 'kept_claims']
+           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'kept_own',
+           'waiting_claims', 'waiting_notes', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
+           'keep_receipts', 'kept_verdicts', 'counted_verdicts', 'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -984,12 +984,32 @@ def claims_tested_elsewhere(verdicts: pd.DataFrame, receipts: dict = None) -> pd
     return rows.rename(columns=dict(printed='in the paper', effect='why not', by='tested by'))
 
 
-def waiting_claims(verdicts: pd.DataFrame) -> pd.DataFrame:
-    "The claims without a test, and what they wait for; with marks of folds."
-    t = verdicts[verdicts.verdict == WAITS]
-    t = t.assign(effect=[*map(folded_own, t.effect, t.comparisons)])
+def kept_own(receipts: dict) -> dict:  # claim -> lines
+    "The own comparisons of kept runs on each claim; each line begins with its run."
+    found = {}
+    for name, r in receipts.items():
+        for claim, lines in r['evidence'].items():
+            own = [] if isinstance(lines, str) else with_role(lines, OWN_COMPARISON)
+            found.setdefault(claim, []).extend(dict(c, named=f'kept run {name}', run=name) for c in own)
+    return found
+
+
+def waiting_claims(verdicts: pd.DataFrame, receipts: dict = None) -> pd.DataFrame:
+    """The claims without a test, what they wait for, and the own comparisons of kept `receipts` after those of this
+    run; with marks of folds."""
+    t, kept = verdicts[verdicts.verdict == WAITS], kept_own(receipts or {})
+    more = [kept.get(i, []) for i in t.id]
+    said = ['; '.join(filter(None, [words, effect(lines)])) for words, lines in zip(t.effect, more)]
+    t = t.assign(effect=[folded_own(s, [*c, *lines]) for s, c, lines in zip(said, t.comparisons, more)])
     rows = t.assign(paper=t.paper.map(PAPERS))[['id', 'paper', 'claim', 'printed', 'effect']]
     return rows.rename(columns=dict(printed='in the paper', effect=''))
+
+
+def waiting_notes(verdicts: pd.DataFrame, receipts: dict) -> list:  # of lines
+    "The dates and machines of the kept runs that `waiting_claims` shows."
+    kept = kept_own(receipts)
+    shown = {c['run'] for i in verdicts.id[verdicts.verdict == WAITS] for c in kept.get(i, [])}
+    return when_kept({name: r for name, r in receipts.items() if name in shown})
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #7d0e0002
 KEPT_EVIDENCE = KEPT / 'evidence.json'  # what `cis-book keep` has written

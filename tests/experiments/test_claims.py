@@ -407,6 +407,18 @@ def test_a_kept_run_with_own_comparisons_alone_is_the_reason_for_no_verdict(tmp_
     assert [*cl.kept_verdicts(verdicts, kept).id] == ['C17']
 
 
+def test_own_comparisons_of_kept_runs_stand_with_the_claims_that_wait(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path, evidence=dict(C04=[line(1, OWN_COMPARISON)]))
+    lines = [line(2, OWN_COMPARISON), line(1), untested('the same on photographs')]
+    kept = {'full/a': kept_run(C04=lines, L08=lines), 'full/b': kept_run(L08='a reason', L05=[line(1, OWN_COMPARISON)])}
+    said = cl.waiting_claims(verdicts, kept).set_index('id').iloc[:, -1]
+    own = 'this book’s own comparison, a − b'
+    assert said['L08'].endswith(f'; kept run full/a: {own}: +3.0 [+2.0, +4.0] points') and 'kept' not in said['L01']
+    assert f'{own}: +2.0' in said['C04'] and f'kept run full/a: {own}: +3.0' in said['C04']
+    assert cl.waiting_notes(verdicts, kept) == ['full/a: kept 2026-01-02, a processor.']
+    assert 'kept' not in ''.join(cl.waiting_claims(verdicts).iloc[:, -1]) and not cl.waiting_notes(verdicts, {})
+
+
 def kept_departures(params: dict) -> list:
     "In what the second stage of a kept run on CompoDiff departs from the published one."
     file = ROOT / 'params' / 'full' / f'{params.get("second") or params["training"]}.yaml'
