@@ -863,8 +863,8 @@ Conditional image similarity: a query is a reference image and a condition in wo
 This book rebuilds the benchmarks, methods, tables and figures of its papers as notebooks that draw their own data.
 Every result names its protocol, number of queries, interval and run, beside the numbers of the papers."""
 
-FINDINGS_NOTE = """`[a, b]` is a 95 % interval. *3/3* after a difference: in 3 of 3 seeds, the interval of that training
-alone lies on its side of zero. [How to read a page](about) explains *better*, *undecided* and the names."""
+FINDINGS_NOTE = """`[a, b]` is a 95 % interval. [How to read a page](about) explains *better*, *undecided*,
+*interval above zero in 3 of 3 seeds* and the names."""
 MATRIX_NOTE = """Percent. A small ± is the standard deviation over training seeds; without it there is
 one seed or no training.
 The last row is half a 95 % interval over queries, the median of the column:
