@@ -39,7 +39,7 @@ def _settings(given: dict) -> TrainingConfig:
     if not plugin.trains:
         able = api.trainable_methods()
         raise ValueError(f'method: {method!r} has no training; methods with a training: {", ".join(able)}')
-    return api.configure(plugin.Config, given | dict(method=method, pretrained=pretrained), f'method {method}')
+    return api.configure(plugin.Config, given | dict(method=method, pretrained=pretrained))
 
 
 def settings(given: dict, source: str = '') -> TrainingConfig:
