@@ -874,8 +874,8 @@ of another split or world, or because of other texts: the conditions of *Domain 
 are bare names, which some pages put into the published sentence and others into the prompt of the method.
 “page” links to a comparison on another page.
 
-Set on validation queries, for each task: the weight of *Image + Text, tuned*, the ranges of *Score product* and, where a
-page tries several, the prompt of a pseudo-word; for each benchmark, the guidance of CompoDiff."""
+Set on validation queries, for each task: the weight of *Image + Text, tuned*, the ranges of *Score product* and, where
+a page tries several, the prompt of a pseudo-word; for each benchmark, the guidance of CompoDiff."""
 
 READING_PATHS = {
     'The numbers': {
