@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument('command', choices=COMMANDS, metavar='command', help='see below')
-    p.add_argument('profile', nargs='?', default='quick', help='see below; default: quick')
+    p.add_argument('profile', nargs='?', help='see below; default: quick')
     p.add_argument('experiment', nargs='?', help='of `run`: a chapter, or chapter.variant')
     p.add_argument('--data', default='', help='replaces every parameter called `data`')
     p.add_argument('--cores', type=_count, default=0, help='default: all')
@@ -243,8 +243,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(a: argparse.Namespace, more: list) -> bool:
     "Carry out a command; True for success. ValueError for arguments that it does not know."
-    if more and a.command != 'make':  # whose further arguments are Snakemake's
-        raise ValueError(f'what is {" ".join(more)!r}? `run` takes one experiment; `cis-book --help` lists the options')
+    reads = ['a profile', 'an experiment'][: dict(make=1, site=1, keep=1, run=2).get(a.command, 0)]
+    rest = [] if a.command == 'make' else more  # that of `make` is Snakemake's
+    if unknown := [word for word in [a.profile, a.experiment][len(reads) :] + rest if word is not None]:
+        said = f'what is {" ".join(unknown)!r}? `{a.command}` reads {" and ".join(reads) or "options alone"}'
+        raise ValueError(f'{said}; `cis-book --help` lists them')
+    profile = 'quick' if a.profile is None else a.profile
     if a.command == 'readme':
         (project_root() / 'README.md').write_text(readme(), encoding='utf-8')
         return True
@@ -253,12 +257,12 @@ def _command(a: argparse.Namespace, more: list) -> bool:
     if a.command == 'verify':
         return verify()
     if a.command == 'run':
-        return _run(a.profile, a.experiment, a.data, a.cores or cores())
+        return _run(profile, a.experiment, a.data, a.cores or cores())
     if a.command == 'keep':
-        return keep(a.profile, a.data)
+        return keep(profile, a.data)
     if a.command == 'make':
-        return make(a.profile, a.data, a.cores, more)
-    return site(a.profile, a.data)
+        return make(profile, a.data, a.cores, more)
+    return site(profile, a.data)
 
 # %% ../../nbs/10_book/02_command_line.ipynb #78920051
 def main(argv=None) -> int:

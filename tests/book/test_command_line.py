@@ -237,6 +237,18 @@ def test_unfinished_work_of_other_code_is_listed_before_it_is_deleted(small, cap
     assert [r['variant'] for r in unfinished_work()] == ['new'] and not record.exists()
 
 
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        (['verify', 'all'], "what is 'all'? `verify` reads options alone"),
+        (['keep', 'quick', '01_honest'], "what is '01_honest'? `keep` reads a profile"),
+        (['run', 'quick', '01_honest', 'again'], "what is 'again'? `run` reads a profile and an experiment"),
+    ],
+)
+def test_words_that_a_command_does_not_read_are_refused(small, capsys, words, said):
+    assert main(words) == 2 and said in capsys.readouterr().err
+
+
 def test_finished_work_is_verified_on_demand(small, capsys):
     folder = stored('run', 'kept', {}, lambda to: (to / 'a.txt').write_text('content'))
     assert main(['verify']) == 0 and '0 wrong' in capsys.readouterr().out
