@@ -440,13 +440,22 @@ def test_no_kept_line_on_compodiff_is_judged_by_another_recipe():
     assert seen >= {'C05', 'C10', 'C15', 'C18'}
 
 
+NUMBER = r'[+−][\d.]+'
+INTERVAL = rf'{NUMBER} \[{NUMBER}, {NUMBER}\]'
+
+
+def said_verdicts(finding: str) -> dict:
+    "Interval -> verdict, as `+1.0 [+0.5, +1.5] (better` and as `better: a +1.0 [+0.5, +1.5], b +2.0 [+1.5, +2.5]`."
+    parts = re.split('(better|worse|undecided)(?: by Holm)?: ', finding)
+    listed = {i: word for word, text in zip(parts[1::2], parts[2::2]) for i in re.findall(INTERVAL, text)}
+    return listed | dict(re.findall(rf'({INTERVAL}) \((better|worse|undecided)', finding))
+
+
 def test_a_kept_line_has_the_verdict_that_the_kept_finding_of_its_page_says():
     t = pd.read_csv(cl.KEPT / 'findings.csv')
     findings, seen = dict(zip(t.profile + '/' + t.experiment, t.finding)), set()
-    number = r'[+−][\d.]+'
-    compared = re.compile(rf'({number} \[{number}, {number}\]) \((better|worse|undecided)')
     for name, r in cl.kept_receipts().items():
-        said = dict(compared.findall(findings.get(name, '')))
+        said = said_verdicts(findings.get(name, ''))
         for claim, lines in r['evidence'].items():
             for c in cl.corrected_lines([] if isinstance(lines, str) else lines):
                 for way in (c, opposite(c)) if 'seed_intervals' in c else ():
