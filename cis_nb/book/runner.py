@@ -97,14 +97,13 @@ def fingerprints_left(folder: Path) -> dict:  # name -> fingerprint
 
 def _foreign(e: Experiment, receipt: dict) -> list:  # of reasons
     "What in the folder of an experiment another run has left; what its parameter file says now does not count."
-    if not (made := read_record(e.folder / 'run.json')[0]):
-        return ['run.json is missing']
+    made = read_record(e.folder / 'run.json')[0]
     if (of := made.get('experiment', e.name)) != e.name:
         return [f'run.json is of {brief(of)}']
     if wrong := foreign_receipt(receipt, e.name, made.get('inputs', {}).get('params', {})):
         return wrong
     left, now = made.get('files', {}), fingerprints_left(e.folder)
-    return [f'{name} is not the one that its run has left' for name in now | left if left.get(name) != now.get(name)]
+    return [f'{name} is not the one that its run has left' for name in left if left[name] != now.get(name)]
 
 
 def damage(e: Experiment) -> str:
