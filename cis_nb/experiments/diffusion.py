@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'MIX', 'PRINTED',
            'CIRR_PARTS', 'HEADINGS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS',
-           'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
+           'LESS_IS_BETTER', 'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
            'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ACTS', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS',
            'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler',
            'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'validation_among', 'tuned_on',
            'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores',
            'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
-           'in_sentences', 'choosing_queries', 'one_benchmark', 'all_benchmarks', 'rivals_at_start',
+           'in_sentences', 'choosing_queries', 'one_benchmark', 'evenly_by_image', 'all_benchmarks', 'rivals_at_start',
            'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'choosing_numbers', 'with_chosen_prompts',
            'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table',
            'leads_forest', 'mix_in_words', 'triplets_read', 'diffusion_trainings', 'refused_tasks', 'share_note',
@@ -31,9 +31,10 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
            'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
            'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest', 'against_baselines', 'cirr_rivals',
-           'cirr_words', 'cirr_forest', 'act_words', 'acts_words', 'compodiff_finding', 'compodiff_reading',
-           'control_evidence', 'pair_line', 'printed_recalls', 'zero_shot_evidence', 'claimed_metric', 'order_evidence',
-           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'acts_words', 'compodiff_finding',
+           'compodiff_reading', 'control_evidence', 'pair_line', 'printed_recalls', 'zero_shot_evidence',
+           'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence',
+           'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -405,6 +406,14 @@ def one_benchmark(p: dict, name: str) -> Benchmark:
     return load_benchmark(name, p['data'], p['world_seed'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #4228677f
+def evenly_by_image(task: Task, n: int) -> Task:
+    "As `evenly`, with all queries of an image or none: every draw of the cut-out objects asks about the same images."
+    images = whole_references(task.queries).reference
+    each = images.value_counts().max()
+    kept = images.unique()[np.unique(np.linspace(0, images.nunique() - 1, max(n // each, 1)).astype(int))]
+    return replace(task, queries=task.queries[images.isin(kept)]) if 0 < n < len(task) else task
+
+
 def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
     "The benchmarks that the parameters name; `most` (name -> number) limits the queries of each task."
     found, missing = {}, {}
@@ -415,8 +424,8 @@ def all_benchmarks(p: dict) -> tuple:  # {name: Benchmark}, {name: why not}
         except (FileNotFoundError, NoQueries) as e:
             missing[name] = str(e)
             continue
-        n = most[name.partition('=')[0]]
-        found[b.name] = replace(b, tasks={k: evenly(t, n) for k, t in b.tasks.items()})
+        n, thinned = most[name.partition('=')[0]], evenly_by_image if isinstance(b, CompositionDraws) else evenly
+        found[b.name] = replace(b, tasks={k: thinned(t, n) for k, t in b.tasks.items()})
     return found, missing
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #98ee4670
@@ -1088,11 +1097,14 @@ def effect_leads_table(leads: dict, names: dict, titles: dict, scores: dict) -> 
     return pd.DataFrame(rows.values())
 
 
+LESS_IS_BETTER = 'forbidden'  # a score
+
+
 def effect_forest(effects: dict, pairs: dict, score: str, titles: dict, title: str) -> Page:
     "Differences of searches (words -> search, search) in a score, a line for each method and pair."
     methods = dict.fromkeys(m for m, *_ in effects)
     shown = {f'{titles[m]}, {words}': effects[m, a, b, score] for m in methods for words, (a, b) in pairs.items()}
-    better = '; less is better' if score == 'forbidden' else ''
+    better = '; less is better' if score == LESS_IS_BETTER else ''
     return forest(forest_rows(shown), f'{score}, difference in points{better}', title)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0002d
@@ -1776,11 +1788,14 @@ def strongest_forest(run: MatrixRun, found: dict) -> Page | None:
 
 
 def against_baselines(run: MatrixRun, found: dict) -> str:
-    "On how many benchmarks stage 2 is better and worse than the baseline that validation queries name there."
+    """On how many benchmarks stage 2 is better and worse than the baseline that validation queries name there, and for
+    how many its setting of the sampler is at an end of the list."""
     said = [verdict(found[pair]) for pair in strongest_pairs(run, found)]
     better, worse = said.count('better'), said.count('worse')
     counts = f'better on {better} of {len(said)} benchmarks, worse on {worse}'
-    return f'Against the baseline that validation chose: {counts}'
+    set_there = [c.at_ends for (m, _), c in run.samplers.items() if m == ZERO_SHOT]
+    at_end = f'; its sampler is at an end of the list on {sum(map(bool, set_there))} of {len(set_there)}'
+    return f'Against the baseline that validation chose: {counts} (corrected within each){at_end if set_there else ""}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
 def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
@@ -1822,15 +1837,21 @@ def act_words(what: str, c: dict) -> str:
     return f'{what} from {before:.1f} to {after:.1f} %, {format_interval(c)} points{doubt}'
 
 
+def most_helped(leads: dict, of: tuple) -> list:  # a rival, or none
+    "The late fusion beside which an effect on stage 2 is least, of `effect_leads`."
+    rivals = [r for r in ('image_text_tuned', 'image_text') if (ZERO_SHOT, r, *of) in leads]
+    sign = -1 if of[-1] == LESS_IS_BETTER else 1
+    return sorted(rivals, key=lambda r: sign * leads[ZERO_SHOT, r, *of]['diff'])[:1]
+
+
 def acts_words(effects: dict, leads: dict) -> str:
-    "The effects of `ACTS` on stage 2, beside that on Image + Text, with the tuned weight where there is one."
+    "The effects of `ACTS` on stage 2, each beside the late fusion that it helps most."
     said = []
     for what, of in ACTS.items():
         if (ZERO_SHOT, *of) not in effects:
             continue
         words = act_words(what, effects[ZERO_SHOT, *of])
-        rivals = [r for r in ('image_text_tuned', 'image_text') if (ZERO_SHOT, r, *of) in leads]
-        for r in rivals[:1]:
+        for r in most_helped(leads, of):
             lead, theirs = leads[ZERO_SHOT, r, *of], f'{effects[r, *of]["diff"]:+.1f}'.replace('-', '−')
             apart = format_interval(lead) if verdict(lead) in ('better', 'worse') else verdict_in_words(lead)
             words += f'; that of {api.method_style(r).title}: {theirs} points (difference {apart})'

@@ -424,8 +424,8 @@ def oracle_sentence(found: dict, titles: dict, methods: list, task: str, stronge
     said = [f'{len(some)} of {len(methods)} {v}' for v, some in groups.items() if v not in ('better', 'worse')]
     for v in ('worse', 'better'):
         if some := groups.get(v):
-            said = [f'{" and ".join(some)} {"are" if len(some) > 1 else "is"} {v} than it', *said]
-    return f'. {titles[oracle]} has the highest score of the baselines on these queries: {", ".join(said)}'
+            said = [f'{v}: {", ".join(some)}', *said]
+    return f'. Against {titles[oracle]}, the best baseline on the test queries, {"; ".join(said)}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #5e6f0365
 CHOSEN_PROMPT = 'chosen for each task'
