@@ -41,7 +41,7 @@ def _run_graph(profile: str, data: str, n: int, more, progress: BookProgress) ->
     variables = dict(CIS_HOME=str(project_root()), BOOK_PROFILE=profile, BOOK_DATA=data)
     with preload_server(**load_variables(share(n))) as address, open(_snakemake_log(profile), 'wb') as log:
         how = dict(env=os.environ | variables | address, cwd=project_root(), stdin=subprocess.DEVNULL)
-        options = snakemake_options(profile, data, n, more)
+        options = snakemake_options(n, more)
         with running_module('snakemake', *options, stdout=subprocess.PIPE, stderr=log, text=True, **how) as process:
             show_progress(process.stdout, progress)
             return process.wait()

@@ -494,7 +494,9 @@ def test_the_strongest_baseline_is_named_and_counted():
         SimpleNamespace(tasks=dict(t=SimpleNamespace(queries=pd.DataFrame(dict(reference=[r]))))) for r in ('a', None)
     )
     benchmarks = dict(cirr=with_reference, circo=with_reference, captions=captions)
-    run = SimpleNamespace(benchmarks=benchmarks, titles=dict(image_text='A', image_text_tuned='B'))
+    ends, inside = SimpleNamespace(at_ends=['smallest w_I']), SimpleNamespace(at_ends=[])
+    chosen = {('compodiff', 'cirr'): ends, ('compodiff', 'circo'): inside, ('compodiff_cirr', 'cirr'): ends}
+    run = SimpleNamespace(benchmarks=benchmarks, titles=dict(image_text='A', image_text_tuned='B'), samplers=chosen)
     about = dict(low=1.0, high=3.0, diff=2.0, by_seed=[], p=0.001, p_corrected=0.001, key='k')
     worse = about | dict(low=-3.0, high=-1.0, diff=-2.0)
     found = {(b, r): about for b in run.benchmarks for r in run.titles} | {('circo', 'image_text_tuned'): worse}
@@ -502,4 +504,6 @@ def test_the_strongest_baseline_is_named_and_counted():
         patch.setattr(diffusion, 'strongest_on', lambda run, name: 'image_text_tuned')
         said = against_baselines(run, found)
         assert strongest_pairs(run, found) == [('cirr', 'image_text_tuned'), ('circo', 'image_text_tuned')]
-    assert said == 'Against the baseline that validation chose: better on 1 of 2 benchmarks, worse on 1'
+    counted, at_end = said.split('; ')
+    assert counted.endswith(': better on 1 of 2 benchmarks, worse on 1 (corrected within each)')
+    assert at_end == 'its sampler is at an end of the list on 1 of 2'
