@@ -4,6 +4,8 @@ from projects import ROOT
 
 from cis_nb.core.experiment_files import defaults, read_notebook
 
+LONG = 'a {condition} of $'  # behind the long descriptions of CIRCO its `$` is beyond the context
+
 
 def test_every_page_chooses_among_the_same_prompts():
     lists = {}
@@ -12,4 +14,4 @@ def test_every_page_chooses_among_the_same_prompts():
         if isinstance(prompts, list) and any('$' in p for p in prompts):
             lists[file.stem] = prompts
     assert {'compodiff', 'matrix', 'pseudo_words_circo_cirr', 'pseudo_words_genecis', 'zero_shot'} <= set(lists)
-    assert len({tuple(prompts) for prompts in lists.values()}) == 1, lists
+    assert len({tuple(p for p in prompts if p != LONG) for prompts in lists.values()}) == 1, lists
