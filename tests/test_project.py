@@ -236,6 +236,7 @@ PROVED_BY_NOTEBOOK = {  # modules without a file of tests: their notebook assert
     'experiments.metric_agreement',
     'experiments.modality_gap',
     'experiments.noise_by_gap',
+    'experiments.prompts',
     'experiments.pseudo_words',
     'experiments.supervision',
     'experiments.training_time',
