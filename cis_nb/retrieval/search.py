@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['INDEX_KINDS', 'ROUNDS', 'WAY_COLORS', 'l2_normalize_array', 'cluster_count', 'IndexNote', 'SearchIndex',
            'build_index', 'clustered_vectors', 'append_to_index', 'exact_scores', 'search_reranked', 'index_recall',
-           'index_efforts', 'interleaved_rates', 'median_and_spread', 'rows_of_same_effort', 'index_rates',
-           'clustered_files', 'vector_files', 'cheapest_efforts', 'index_table', 'index_finding', 'no_faster_note',
-           'advantage_by_size', 'index_figure', 'index_bytes', 'exact_milliseconds', 'gallery_cost', 'exact_cost',
-           'extrapolated_recall', 'PlanMachine', 'search_plan', 'plan_in_words', 'search_speed']
+           'index_efforts', 'interleaved_rates', 'median_and_spread', 'rows_of_same_effort', 'plan_effort',
+           'index_rates', 'clustered_files', 'vector_files', 'cheapest_efforts', 'index_table', 'index_finding',
+           'no_faster_note', 'advantage_by_size', 'index_figure', 'index_bytes', 'exact_milliseconds', 'gallery_cost',
+           'exact_cost', 'recall_by_candidates', 'extrapolated_recall', 'PlanMachine', 'search_plan', 'plan_in_words',
+           'plan_figure', 'search_speed']
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #19e112bc
 import hashlib
@@ -18,15 +19,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 import faiss
 import numpy as np
 import pandas as pd
+import seaborn as sns
 import torch
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from scipy.special import expit, logit
 from ..core.documents import Document, brief, read_json
 from ..core.orphans import run_alone
 from ..core.parameters import one_of
@@ -396,6 +399,14 @@ def rows_of_same_effort(rates: pd.DataFrame, most: int = 16) -> pd.DataFrame:
     return pd.concat(parts).sort_values('vectors', kind='stable')
 
 
+_PLAN_EFFORT = 128  # the largest nprobe of a plan
+
+
+def plan_effort(rates: pd.DataFrame) -> int:
+    "The nprobe of a plan: the largest one up to 128 that ivfpq was measured with at all sizes."
+    return int(rows_of_same_effort(rates[rates.way == 'ivfpq'], _PLAN_EFFORT).effort.iloc[0])
+
+
 def _timed_rates(settings: list, q, seconds: float) -> pd.DataFrame:
     "The rows of `index_rates`; rates of the largest gallery at all efforts, of others at the effort of all sizes."
     known = pd.DataFrame([s.about for s in settings])
@@ -676,13 +687,43 @@ def exact_cost(rates: pd.DataFrame, n: int, dims) -> str:
     return f'Exact search among {n:,} vectors would take {"; ".join(each)} (extrapolated from {flat.vectors:,} vectors)'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #e4bdb633
-def extrapolated_recall(sizes, recalls, n: float) -> float:  # in [0,1]
-    "A line through recalls over log10 of the sizes, continued to `n` where it falls; `ValueError` for one size."
-    if len(set(sizes)) < 2:
-        raise ValueError(f'recall of {len(set(sizes))} size: a line needs 2 or more')
-    slope, start = np.polyfit(np.log10(np.asarray(sizes, float)), recalls, 1)
-    largest = start + slope * np.log10(max(sizes))
-    return float(np.clip(min(start + slope * np.log10(n), largest), 0, 1))
+def recall_by_candidates(
+    features,  # path of an .npy file (N,D)
+    queries,  # path of an .npy file (Q,D)
+    sizes,  # numbers of first vectors
+    counts=(1, 10, 100, 1000),
+    effort: int = None,  # nprobe
+) -> pd.DataFrame:  # columns vectors, candidates, recall_1
+    """Recall@1 of ivfpq if so many of its first candidates are sorted by exact scores; a count above a size is left
+    out."""
+    x, q, measured = np.load(features, mmap_mode='r'), np.load(queries), []
+    for n in progress(sizes, 'Recall by candidates'):
+        index = build_index(x[:n], range(n), Path(features).parent.name, 'ivfpq')
+        best = rank_gallery(torch.from_numpy(q), x[:n], k=1, device='cpu').scores - 1e-5
+        found = index.search(q, min(max(counts), n), effort)[1]
+        parts = [slice(a, a + 50) for a in range(0, len(q), 50)]
+        reached = np.concatenate([exact_scores(x, q[p], found[p]) >= best[p] for p in parts])
+        measured += [(n, c, reached[:, :c].any(1).mean()) for c in counts if c <= n]
+    return pd.DataFrame(measured, columns=['vectors', 'candidates', 'recall_1'])
+
+
+# %% ../../nbs/02a_retrieval/04_search.ipynb #5d0c8a17
+def _plane(vectors, candidates) -> np.ndarray:  # (…,3)
+    "The terms of the fit of recall."
+    return np.stack(np.broadcast_arrays(1.0, np.log10(vectors), np.log10(candidates)), -1)
+
+
+def extrapolated_recall(measured: pd.DataFrame, vectors, candidates) -> np.ndarray:  # in [0,1]
+    """Recall among `vectors` with so many `candidates`, by a plane through the log-odds of measured recalls, all between
+    0 and 1, over the logarithms of both; a rise beyond the largest size is not continued. ValueError for one size or
+    one number of candidates."""
+    if min(measured[name].nunique() for name in ('vectors', 'candidates')) < 2:
+        raise ValueError('a fit of recall needs 2 or more sizes and numbers of candidates')
+    plane = _plane(measured.vectors, measured.candidates)
+    coefficients = np.linalg.lstsq(plane, logit(measured.recall_1), rcond=None)[0]
+    at, at_largest = (_plane(n, candidates) @ coefficients for n in (vectors, measured.vectors.max()))
+    return expit(np.minimum(at, at_largest))
+
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #4888bc16
 @dataclass(frozen=True)
@@ -702,6 +743,7 @@ class _Shard:
     vectors: float
     dim: int
     effort: int  # nprobe
+    candidates: int  # features that are read for each query
 
     @property
     def code(self) -> int:
@@ -729,8 +771,8 @@ class _Shard:
 
     @property
     def read(self) -> float:
-        "Bytes that a query reads from the disk: codes, and 100 features for the re-ranking."
-        return self.scanned * self.code + 100 * 2 * self.dim
+        "Bytes that a query reads from the disk: codes, and the features of candidates."
+        return self.scanned * self.code + self.candidates * 2 * self.dim
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #4514e587
 def _plan_sizes(n: int, machines: int, shard: _Shard, machine: PlanMachine) -> list:  # of (quantity, value, source)
@@ -756,17 +798,19 @@ def _plan_sizes(n: int, machines: int, shard: _Shard, machine: PlanMachine) -> l
 # %% ../../nbs/02a_retrieval/04_search.ipynb #9f6cfba9
 def _plan_times(shard: _Shard, machine: PlanMachine, ours: pd.Series, flat: pd.Series) -> list:
     "Times of a query and queries per second; `ours`, `flat`: measured rows of ivfpq and of the flat index."
-    small, wider = _Shard(ours.vectors, ours.dim, shard.effort), _code_bytes(shard.dim) / _code_bytes(ours.dim)
-    centroids = shard.clusters / flat.vectors * shard.dim / flat.dim / flat.single_per_s  # seconds
+    small, wider = replace(shard, vectors=ours.vectors, dim=ours.dim), _code_bytes(shard.dim) / _code_bytes(ours.dim)
+    whole_vector = shard.dim / flat.dim / flat.vectors / flat.single_per_s  # seconds to compare with one
+    centroids, exact = shard.clusters * whole_vector, shard.candidates * whole_vector
     codes = shard.scanned / small.scanned * wider / ours.single_per_s
     reading = shard.read / machine.read_rate
     of_flat, of_ours = (f'{1000 / r.single_per_s:.2g} ms at {int(r.vectors):,} vectors' for r in (flat, ours))
     seconds = [
         ('time of a query: centroids', centroids, f'extrapolated from {of_flat}, flat'),
         ('time of a query: codes', codes, f'extrapolated from {of_ours}, ivfpq; an upper bound'),
+        (f'time of a query: {shard.candidates:,} exact scores', exact, f'extrapolated from {of_flat}, flat'),
         ('time of a query: reading, nothing in memory', reading, 'extrapolated, without seeks'),
     ]
-    by_cores, by_disk = machine.cores / (centroids + codes), 1 / reading
+    by_cores, by_disk = machine.cores / (centroids + codes + exact), 1 / reading
     return [
         ('codes compared per query and machine', f'{shard.scanned:,.0f}', f'extrapolated, nprobe {shard.effort}'),
         *((what, f'{1000 * s:.2g} ms', source) for what, s, source in seconds),
@@ -779,33 +823,46 @@ _LEAST_FOR_RECALL = 10**5  # vectors of the largest measured gallery, for an ext
 _CEILING = 0.995  # a recall from here on, printed as 100 %, says little about its fall and is not fitted
 
 
-def _plan_recall(way: str, measured: pd.DataFrame, n: float) -> tuple:  # quantity, value, source
-    """Recall@1 in a gallery of `n` vectors, with the range of the lines without one of the sizes; none from few
-    vectors, and none from fewer than three sizes with a recall below `_CEILING`."""
-    sizes, recalls = measured.vectors.to_numpy(), measured.recall_1.to_numpy()
-    seen, full = ', '.join(f'{100 * r:.0f} % at {v:,}' for v, r in zip(sizes, recalls)), recalls >= _CEILING
-    if max(sizes) < _LEAST_FOR_RECALL:
-        return f'recall@1, {way}', '–', f'not extrapolated from {max(sizes):,} vectors; measured: {seen}'
+def _fitted(recalls: pd.DataFrame) -> pd.DataFrame:
+    "The rows of `recall_by_candidates` between the limits, of sizes that have two or more of them."
+    inside = recalls[recalls.recall_1.between(1 - _CEILING, _CEILING, inclusive='neither')]
+    return inside[inside.groupby('vectors').candidates.transform('size') >= 2]
+
+
+def _largest_predicted(fitted: pd.DataFrame) -> str:
+    "How far the recalls of the largest size are from those that the smaller sizes predict."
+    of_largest = fitted.vectors == fitted.vectors.max()
+    largest, smaller = fitted[of_largest], fitted[~of_largest]
+    off = extrapolated_recall(smaller, largest.vectors, largest.candidates) - largest.recall_1
+    return f'the smaller sizes predict the largest within {100 * off.abs().max():.0f} points'
+
+
+def _plan_recall(recalls: pd.DataFrame, n: float, candidates: int) -> tuple:  # quantity, value, source
+    "Recall@1 among `n` vectors with so many candidates, with the range of the fits without one of the sizes."
+    fitted, most = _fitted(recalls), recalls.vectors.max()
+    quantity = f'recall@1, {candidates:,} re-ranked' if candidates > 1 else 'recall@1, without re-ranking'
+    each = [f'{100 * r.recall_1:.0f} % with {r.candidates:,}' for r in recalls[recalls.vectors == most].itertuples()]
+    seen = f'measured at {most:,}: {", ".join(each)}'
+    if most < _LEAST_FOR_RECALL:
+        return quantity, '–', f'not extrapolated from {most:,} vectors; {seen}'
+    sizes = fitted.vectors.unique()
     if len(sizes) < 3:
-        raise ValueError(f'{way} was measured at {len(sizes)} sizes; a plan needs 3 or more')
-    if (~full).sum() < 3:
-        why = f'not extrapolated: recall is at its ceiling up to {max(sizes[full]):,} vectors'
-        return f'recall@1, {way}', '–', f'{why}; measured: {seen}'
-    sizes, recalls = sizes[~full], recalls[~full]
-    every = range(len(sizes))
-    without = [100 * extrapolated_recall(np.delete(sizes, i), np.delete(recalls, i), n) for i in every]
-    value = f'{100 * extrapolated_recall(sizes, recalls, n):.0f} % ({min(without):.0f} to {max(without):.0f} %)'
-    left_out = '; 100 % is not fitted' if full.any() else ''
-    return f'recall@1, {way}', value, f'extrapolated to {n:,.0f} vectors from {seen}{left_out}'
+        return quantity, '–', f'not extrapolated: {len(sizes)} sizes have recalls between 0 and 100 %; {seen}'
+    without = [100 * extrapolated_recall(fitted[fitted.vectors != size], n, candidates) for size in sizes]
+    value = f'{100 * extrapolated_recall(fitted, n, candidates):.0f} % ({min(without):.0f} to {max(without):.0f} %)'
+    return quantity, value, f'extrapolated to {n:,.0f} vectors; {_largest_predicted(fitted)}; {seen}'
+
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #9bd05133
-def _plan_column(ways: dict, n: int, dim: int, machine: PlanMachine) -> list:  # of (quantity, value, source)
+def _plan_column(
+    ways: dict, recalls: pd.DataFrame, n: int, dim: int, machine: PlanMachine, candidates: int
+) -> list:  # of (quantity, value, source)
     "The plan for vectors of `dim` numbers; what was measured, and recall, only for the dimension that was measured."
     ours, flat = ways['ivfpq'].iloc[-1], ways['flat'].iloc[-1]
-    machines = int(np.ceil(n * (_Shard(n, dim, 1).code + 2 * dim) / machine.disk))
-    shard = _Shard(n / machines, dim, int(ours.effort))
+    machines = int(np.ceil(n * (_Shard(n, dim, 1, 1).code + 2 * dim) / machine.disk))
+    shard = _Shard(n / machines, dim, int(ours.effort), candidates)
     size, is_measured = int(ours.vectors), dim == ours.dim
-    recall = [_plan_recall(way, ways[way], shard.vectors) for way in ('ivfpq', 'ivfpq, re-ranked')]
+    recall = [_plan_recall(recalls, shard.vectors, c) for c in (1, candidates)]
     fixed = _fixed_bytes('ivfpq', size, dim) / size
     of_index = f'measured at {size:,} vectors; {fixed:.1f} of them for centroids and code words'
     lines = [
@@ -820,16 +877,19 @@ def _plan_column(ways: dict, n: int, dim: int, machine: PlanMachine) -> list:  #
 # %% ../../nbs/02a_retrieval/04_search.ipynb #2de064af
 def search_plan(
     rates: pd.DataFrame,  # of `index_rates`, with flat and ivfpq
+    recalls: pd.DataFrame,  # of `recall_by_candidates`
     n: int = 2_000_000_000,
     machine: PlanMachine = PlanMachine(),
-    effort: int = 128,  # nprobe on each machine, or less where a size that was measured has fewer clusters
+    candidates: int = 10_000,  # features that each machine reads for a query
     dims: tuple = (),  # further numbers of dimensions
 ) -> pd.DataFrame:  # columns quantity, `D numbers` of each D, source
     """Sharded IVF-PQ on disk for `n` vectors; `source`: measured, assumed, computed, or extrapolated.
-    ValueError for fewer than three sizes where the largest is large enough for an extrapolation of recall."""
-    ways = {way: group for way, group in rows_of_same_effort(rates, effort).groupby('way')}
+    ValueError unless `candidates` is at least 2."""
+    if candidates < 2:
+        raise ValueError(f'candidates: {candidates}; allowed: an integer ≥ 2')
+    ways = {way: group for way, group in rows_of_same_effort(rates, _PLAN_EFFORT).groupby('way')}
     dims = dict.fromkeys([int(ways['ivfpq'].dim.iloc[-1]), *dims])
-    columns = {dim: _plan_column(ways, n, dim, machine) for dim in dims}
+    columns = {dim: _plan_column(ways, recalls, n, dim, machine, candidates) for dim in dims}
     first = next(iter(columns.values()))
     plan = {'quantity': [line[0] for line in first]}
     plan |= {f'{dim} numbers': [line[1] for line in lines] for dim, lines in columns.items()}
@@ -839,10 +899,33 @@ def search_plan(
 def plan_in_words(plan: pd.DataFrame, n: int) -> str:
     "Machines and recall of a plan for `n` vectors, in the dimension that was measured; empty where no recall is known."
     of = plan.set_index('quantity').iloc[:, 0]
-    recalls = {' without re-ranking': of['recall@1, ivfpq'], ' with re-ranking': of['recall@1, ivfpq, re-ranked']}
-    known = [f'{"not extrapolated" if r == "–" else r}{how}' for how, r in recalls.items()]
-    said = f'{n:,} vectors of {plan.columns[1]} on {of["machines"]} machines, each IVF-PQ on disk'
-    return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)' if {*recalls.values()} != {'–'} else ''
+    recalls = of[of.index.str.startswith('recall@1, ')]
+    if (recalls == '–').all():
+        return ''
+    known = [f'{recall} {name.removeprefix("recall@1, ")}' for name, recall in recalls.items()]
+    machines = '1 machine' if of['machines'] == '1' else f'{of["machines"]} machines, each'
+    said = f'{n:,} vectors of {plan.columns[1]} on {machines} with IVF-PQ on disk'
+    return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)'
+
+
+# %% ../../nbs/02a_retrieval/04_search.ipynb #b80e51d3
+def plan_figure(recalls: pd.DataFrame, plan: pd.DataFrame, candidates: int):
+    """Recall over the number of candidates, a line for each measured size; where the recall of a `plan` is known, the
+    fit at the vectors of one of its machines, dashed."""
+    fig, ax = page(2.6)
+    sizes, fitted = list(recalls.groupby('vectors')), _fitted(recalls)
+    for hue, (n, group) in zip(sns.color_palette('Blues', len(sizes) + 1)[1:], sizes):
+        ax.plot(group.candidates, 100 * group.recall_1, 'o-', ms=4, color=hue, label=f'{n:,} vectors, measured')
+    of = plan.set_index('quantity').iloc[:, 0]
+    if of[f'recall@1, {candidates:,} re-ranked'] != '–':
+        each, counts = of['vectors of a machine'], np.geomspace(1, candidates, 50)
+        fit = 100 * extrapolated_recall(fitted, float(each.replace(',', '')), counts)
+        ax.plot(counts, fit, '--', color=color('orange'), label=f'{each} vectors, extrapolated')
+    ax.set(xscale='log', ylim=(0, 102), xlabel='candidates sorted by exact scores', ylabel='recall@1 (%)')
+    ax.grid()
+    ax.legend(loc='lower right')
+    return fig
+
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #0c135ac9
 def search_speed(n: int, D: int, queries: int = 200, k: int = 10, seed: int = 0) -> dict:

@@ -369,13 +369,21 @@ def made_up_rates():
     return found.assign(recall_10=1.0, **about, **spread)
 
 
-def plan_of(rates, **more):
-    return S.search_plan(rates, **more).rename(columns={'64 numbers': 'value'}).set_index('quantity')
+def made_up_recalls(error=0.0):
+    "Recalls on a plane, and the largest size off by an error of its log-odds."
+    found = pd.DataFrame([(n, c) for n in (100, 316, 1000) for c in (1, 10)], columns=['vectors', 'candidates'])
+    odds = 2 + np.log10(found.candidates) - np.log10(found.vectors) + error * (found.vectors == 1000)
+    return found.assign(recall_1=1 / (1 + np.exp(-odds)))
+
+
+def plan_of(rates=None, recalls=None, **more):
+    rates, recalls = (f() if given is None else given for f, given in ((made_up_rates, rates), (made_up_recalls, recalls)))
+    return S.search_plan(rates, recalls, **more).rename(columns={'64 numbers': 'value'}).set_index('quantity')
 
 
 def made_up_plan(dims=(), **machine):
     machine = S.PlanMachine(**dict(dict(disk=10**7, read_rate=1e6, memory=1e6, cores=8), **machine))
-    return plan_of(made_up_rates(), n=10**6, machine=machine, dims=dims)
+    return plan_of(n=10**6, machine=machine, dims=dims, candidates=100)
 
 
 @pytest.fixture
@@ -385,9 +393,9 @@ def few_vectors_are_enough(monkeypatch):
 
 def test_recall_is_not_extrapolated_from_few_vectors():
     plan = made_up_plan(dims=[512])
-    rows = plan.loc[['recall@1, ivfpq', 'recall@1, ivfpq, re-ranked']]
+    rows = plan.loc[['recall@1, without re-ranking', 'recall@1, 100 re-ranked']]
     assert (rows[['value', '512 numbers']] == '–').all(axis=None)
-    assert rows.source.str.startswith('not extrapolated from 1,000 vectors; measured: ').all()
+    assert rows.source.str.startswith('not extrapolated from 1,000 vectors; measured at 1,000: ').all()
     assert not plan.value.str.contains(' to ').any()
 
 
@@ -405,19 +413,22 @@ def test_a_plan_follows_from_its_rows_and_says_what_is_extrapolated():
     assert plan.value['code and number, bytes per vector'] == '16' and plan.value['machines'] == str(-(-144 // 10))
     assert plan.value['index, bytes per vector'] == '20.0'
     times = plan.index[plan.index.str.startswith('time of a query')]
-    beyond = ['recall@1, ivfpq', 'recall@1, ivfpq, re-ranked', *times, 'queries per second, by the cores']
-    assert len(times) == 3 and plan.source[beyond].str.startswith('extrapolated').all()
+    recalls = ['recall@1, without re-ranking', 'recall@1, 100 re-ranked']
+    beyond = [*recalls, *times, 'queries per second, by the cores']
+    assert len(times) == 4 and plan.source[beyond].str.startswith('extrapolated').all()
     assert plan.source['memory of a machine; cores'] == 'assumed'
 
 
 @pytest.mark.usefixtures('few_vectors_are_enough')
-def test_a_plan_continues_recall_to_the_vectors_of_one_machine():
+@pytest.mark.parametrize('candidates, row', [(1, 'without re-ranking'), (100, '100 re-ranked')])
+def test_a_plan_continues_recall_to_the_vectors_of_one_machine(candidates, row):
     plan, shard = made_up_plan(), 10**6 / 15
-    line = S.extrapolated_recall([100, 1000], [0.84, 0.74], shard)
-    assert plan.value['recall@1, ivfpq'].startswith(f'{100 * line:.0f} % (')
-    assert plan.source['recall@1, ivfpq'].startswith(f'extrapolated to {shard:,.0f} vectors from 84 % at 100, ')
-    fewer = made_up_plan(disk=10**9)
-    assert fewer.value['machines'] == '1' and '1,000,000 vectors' in fewer.source['recall@1, ivfpq']
+    recall = 100 / (1 + np.exp(np.log10(shard) - 2 - np.log10(candidates)))
+    assert plan.value[f'recall@1, {row}'] == f'{recall:.0f} % ({recall:.0f} to {recall:.0f} %)'
+    source = plan.source[f'recall@1, {row}']
+    assert source.startswith(f'extrapolated to {shard:,.0f} vectors; the smaller sizes predict the largest within 0 points')
+    assert source.endswith('; measured at 1,000: 27 % with 1, 50 % with 10')
+    assert '1,000,000 vectors' in made_up_plan(disk=10**9).source[f'recall@1, {row}']
 
 
 def test_a_plan_has_the_centroids_in_its_time_and_its_memory():
@@ -435,43 +446,40 @@ def test_a_plan_has_the_centroids_in_its_time_and_its_memory():
 
 
 @pytest.mark.usefixtures('few_vectors_are_enough')
-def test_a_plan_asks_for_three_sizes():
-    for few in ('vectors == 1000', 'vectors != 316'):
-        with pytest.raises(ValueError, match='a plan needs 3 or more'):
-            S.search_plan(made_up_rates().query(few))
-    exact = plan_of(made_up_rates()).value['recall@1, ivfpq']
-    bent = made_up_rates()
-    bent.loc[bent.vectors == 316, 'recall_1'] = 0.95
-    bent = plan_of(bent).value['recall@1, ivfpq']
-    widths = [np.diff([int(x) for x in text.split('(')[1][:-3].split(' to ')])[0] for text in (exact, bent)]
-    assert widths[0] <= 1 < widths[1]
-
-
-def rates_of_four_sizes(recalls) -> pd.DataFrame:
-    rates = made_up_rates().query("way != 'ivfpq' or effort != 8")
-    smallest = rates[rates.vectors == 100].assign(vectors=32)
-    rates = pd.concat([rates, smallest]).sort_values('vectors', kind='stable')
-    fixed = dict(zip((32, 100, 316, 1000), recalls))
-    return rates.assign(recall_1=rates.recall_1.where(rates.way == 'flat', rates.vectors.map(fixed)))
+def test_a_fit_that_does_not_hold_shows_its_error_and_a_wider_range():
+    exact, bent = (plan_of(recalls=made_up_recalls(error)).loc['recall@1, without re-ranking'] for error in (0, 1))
+    widths = [np.diff([int(x) for x in p.value.split('(')[1][:-3].split(' to ')])[0] for p in (exact, bent)]
+    assert widths[0] == 0 < widths[1]
+    off = 100 * abs(1 / (1 + np.exp(0.0)) - 1 / (1 + np.exp(-1.0)))
+    assert f'the largest within {off:.0f} points' in bent.source
 
 
 @pytest.mark.usefixtures('few_vectors_are_enough')
-@pytest.mark.parametrize('recalls, up_to', [((1, 1, 1, 0.98), 316), ((1, 0.997, 0.98, 0.9), 100), ((1, 1, 1, 1), 1000)])
-def test_recall_at_the_ceiling_is_not_extrapolated(recalls, up_to):
-    plan = plan_of(rates_of_four_sizes(recalls))
-    for row in ('recall@1, ivfpq', 'recall@1, ivfpq, re-ranked'):
+@pytest.mark.parametrize(
+    'limit, where, sizes',
+    [(1.0, 'vectors > 0', 0), (0.0, 'vectors == 316', 2), (0.998, 'vectors == 100 and candidates == 10', 2)],
+)
+def test_recall_at_a_limit_is_not_fitted(limit, where, sizes):
+    recalls = made_up_recalls()
+    recalls.loc[recalls.query(where).index, 'recall_1'] = limit
+    plan = plan_of(recalls=recalls)
+    for row in ('recall@1, without re-ranking', 'recall@1, 10,000 re-ranked'):
         assert plan.value[row] == '–'
-        said = f'not extrapolated: recall is at its ceiling up to {up_to:,} vectors; measured: 100 % at 32, '
+        said = f'not extrapolated: {sizes} sizes have recalls between 0 and 100 %; measured at 1,000: '
         assert plan.source[row].startswith(said)
 
 
-@pytest.mark.usefixtures('few_vectors_are_enough')
-def test_a_size_at_the_ceiling_is_left_out_of_the_line():
-    plan, below = (plan_of(rates_of_four_sizes((first, 0.9, 0.8, 0.7)), n=10**6) for first in (1, 0.99))
-    line = S.extrapolated_recall([100, 316, 1000], [0.9, 0.8, 0.7], 10**6)
-    assert plan.value['recall@1, ivfpq'].startswith(f'{100 * line:.0f} % (')
-    assert plan.source['recall@1, ivfpq'].endswith('70 % at 1,000; 100 % is not fitted')
-    assert 'not fitted' not in below.source['recall@1, ivfpq']
+def test_recall_by_candidates_is_that_of_re_ranking():
+    files = S.clustered_files(3000, 16, 120, clusters=30)
+    found = S.recall_by_candidates(*files, [500, 3000], (1, 10, 100, 1000), effort=8)
+    assert found.candidates.tolist() == [1, 10, 100, 1, 10, 100, 1000]
+    x, q = (np.load(f) for f in files)
+    for row in found[found.candidates > 1].itertuples():
+        gallery, name = x[: row.vectors], files[0].parent.name
+        index = S.build_index(gallery, range(row.vectors), name, 'ivfpq')
+        best = rank_gallery(torch.from_numpy(q), gallery, k=1, device='cpu').scores
+        rows = S.search_reranked(index, gallery, q, 1, row.candidates, effort=8)[1]
+        assert row.recall_1 == S.index_recall(gallery, q, rows, best, 1)
 
 
 def test_the_finding_names_the_fastest_index_that_is_good_enough_by_its_first_image():
