@@ -312,7 +312,8 @@ def _read_once(root: Path, written: tuple, split: str) -> Task:  # what is writt
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #d0f0e3a7
 def _images(c: Cirr, paths: dict) -> ImageSource:
     "The images of a split; `paths`: those that are there."
-    return image_files(c.files, paths, lambda name: need_file(c.folder / c.files[name], **CIRR_IMAGES), 'cirr')
+    folder, files = c.folder, c.files  # not `c`: a loader is looked through for its code each time a key is made
+    return image_files(files, paths, lambda name: need_file(folder / files[name], **CIRR_IMAGES), 'cirr')
 
 # %% ../../nbs/02b_benchmarks/02_cirr.ipynb #e3a84e8a
 def averages(full: pd.DataFrame, subset: pd.DataFrame, seed=0, **labels) -> pd.DataFrame:  # result rows

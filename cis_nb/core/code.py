@@ -763,12 +763,15 @@ def _inside(thing):
     if (inner := _inner(thing)) is not thing:
         return [inner]
     held = list(thing.values() if isinstance(thing, dict) else thing) if isinstance(thing, _CONTAINERS) else []
+    if {*map(type, held)} <= _PLAIN_TYPES:  # found at once, as an index of images has thousands of entries
+        held = []
     if isinstance(thing, partial):
         held = [thing.func, *thing.args, *thing.keywords.values()]
     own = not isinstance(thing, type) and (_module_of(type(thing)) or _is_local(_package(type(thing))))
     return [*held, type(thing), *_attributes(thing).values()] if own else held
 
 
+_PLAIN_TYPES = {*_PLAIN}
 _DATA = (str, bytes, int, float, type(None), Path, np.ndarray)
 
 

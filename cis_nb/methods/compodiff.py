@@ -34,6 +34,7 @@ from ..backbones.features import Features, image_features, l2_normalize, precisi
 from ..backbones.loading import load_backbone
 from ..benchmarks.cirr import cirr_of
 from ..benchmarks.fashioniq import CATEGORIES, load_fashioniq
+from ..core.code import loader_version
 from ..core.documents import Document
 from ..core.experiment_files import check_registered, trained_weights
 from ..core.parameters import one_of, pick_device
@@ -685,15 +686,34 @@ def sample(self: CompoDiffMethod, texts, ref, seeds, negative=None, mask=None) -
     return sample_embeddings(self.net, q, seeds, self.sampling).cpu() / self.scale
 
 
-@patch
+@lru_cache(maxsize=16)
+def _memory_of(key: str) -> dict:
+    "What was found under a key: each seed and setting of a page asks for the same masked references."
+    return {}
+
+
 @torch.no_grad()
-def masked_references(self: CompoDiffMethod, queries, ref, block: int = 64) -> torch.Tensor:  # (Q,D)
-    "References with their masked part left out, encoded now; ValueError for masks of another size or type."
+def _encode_masked(backbone, images, references: list, mask, block: int = 64) -> torch.Tensor:  # (n,D)
+    "Images with their masked part left out; the last sets of them are remembered."
+
+    def encode(some):
+        pixels = torch.stack([backbone.preprocess(images.load(r)) for r in references[some]])
+        return backbone.encode_image(masked_pixels(pixels, mask[some])).float().cpu()
+
+    about = [backbone.fingerprint, images.key, loader_version(images.load), references, pack_masks(mask).tobytes().hex()]
+    known = _memory_of(fingerprint(about))
+    if not known:
+        known['features'] = torch.cat([encode(slice(a, a + block)) for a in range(0, len(references), block)])
+    return known['features']
+
+
+@patch
+def masked_references(self: CompoDiffMethod, queries, ref) -> torch.Tensor:  # (Q,D)
+    "References with their masked part left out; ValueError for masks of another size or type."
     mask = check_mask(queries.mask, len(queries), self.net.shape.mask_side)
     rows = [k for k, r in enumerate(queries.references) if r is not None and mask[k].any()]
-    for part in (rows[a : a + block] for a in range(0, len(rows), block)):
-        pixels = torch.stack([self.backbone.preprocess(queries.images.load(queries.references[k])) for k in part])
-        ref[part] = self.backbone.encode_image(masked_pixels(pixels, mask[part])).float().cpu()
+    if rows:
+        ref[rows] = _encode_masked(self.backbone, queries.images, [queries.references[k] for k in rows], mask[rows])
     return ref
 
 

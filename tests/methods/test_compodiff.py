@@ -322,6 +322,24 @@ def test_a_whole_mask_leaves_nothing_of_the_reference(xs):
     torch.testing.assert_close(ref, nothing.expand(2, -1), atol=1e-5, rtol=0)
 
 
+def test_masked_references_are_encoded_once_and_again_for_another_mask(xs):
+    half = torch.zeros(2, 64, 64, dtype=torch.bool)
+    half[:, :32], loaded, images = True, [], dots(name='masked once')
+    counted = replace(images, load=lambda i: loaded.append(i) or images.load(i))
+
+    def ask_with(mask):
+        given = Queries(['a', 'b'], [['x']] * 2, ['0', '3'], counted, mask=mask)
+        return method(xs).masked_references(given, torch.zeros(2, xs.D))
+
+    first, again = ask_with(half), ask_with(half.clone())
+    assert torch.equal(first, again) and loaded == ['0', '3']
+    one = half.clone()
+    one[0] = False  # no mask: its row is not touched, the other one is that of before
+    other = ask_with(one)
+    assert loaded == ['0', '3', '3'] and torch.equal(other[0], torch.zeros(xs.D))
+    torch.testing.assert_close(other[1], first[1], atol=1e-5, rtol=0)
+
+
 def test_the_fingerprint_holds_network_settings_and_reader(xs):
     m = method(xs)
     assert m.fingerprint == method(xs).fingerprint
