@@ -210,7 +210,7 @@ COMMANDS = {
     'make': 'run the experiments of a profile that are not up to date, and make its pages',
     'run': 'run one experiment, as in `cis-book run quick 06_evaluation/genecis`',
     'site': 'make the pages of a profile from the results that are there',
-    'keep': 'keep what the finished experiments of a profile have found in the library',
+    'keep': 'write what the finished experiments of a profile have found into the library (cis_nb/assets, in git)',
     'readme': 'write README.md from nbs/index.ipynb',
     'clean-store': 'list the unfinished work of the store, and delete what other code has begun',
     'verify': 'check that no finished work of the store has changed',
@@ -248,6 +248,8 @@ def _command(a: argparse.Namespace, more: list) -> bool:
     if unknown := [word for word in [a.profile, a.experiment][len(reads) :] + rest if word is not None]:
         said = f'what is {" ".join(unknown)!r}? `{a.command}` reads {" and ".join(reads) or "options alone"}'
         raise ValueError(f'{said}; `cis-book --help` lists them')
+    if a.command == 'keep' and a.profile is None:  # it changes files of the library
+        raise ValueError(f'`keep` needs a profile: {", ".join(profiles())}')
     profile = 'quick' if a.profile is None else a.profile
     if a.command == 'readme':
         (project_root() / 'README.md').write_text(readme(), encoding='utf-8')

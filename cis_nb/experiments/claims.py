@@ -17,10 +17,10 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
            'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
            'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
-           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'correction_note', 'when_kept',
-           'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
-           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'kept_own',
-           'waiting_claims', 'waiting_notes', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
+           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'judged_otherwise',
+           'correction_note', 'when_kept', 'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest',
+           'other_units_note', 'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere',
+           'kept_own', 'waiting_claims', 'waiting_notes', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
            'keep_receipts', 'kept_verdicts', 'counted_verdicts', 'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
@@ -102,7 +102,7 @@ TESTED_BY = {
     'quick/06_evaluation/genecis': 'G01 G02 G03 G08 G09 G10',
     'full/07_ablations/combiner': 'G04 G05 G06 G13 G14',
     'quick/09_claims/claims': 'L07 N09',
-    'quick/06_evaluation/lrvsf': 'L02 L04 L05',
+    'quick/06_evaluation/lrvsf': 'L02 L04',
     'quick/06_evaluation/compodiff': 'C08',
     'full/06_evaluation/compodiff': 'C01 C03 C06 C07 C19',
     'full/07_ablations/guidance': 'C14',
@@ -115,7 +115,7 @@ TESTED_BY = {
     'full/07_ablations/corpus': 'N17',
     'full/08_scaling/pseudo_words_backbones': 'N20',
     'full/08_scaling/time': 'N07 N08',
-    'full/06_evaluation/lrvsf': 'L09 L10 L14',
+    'full/06_evaluation/lrvsf': 'L05 L09 L10 L14',
     'quick/08_scaling/denoising_steps': 'C12',
     'full/08_scaling/denoising_steps': 'C11 C13',
     'full/08_scaling/synthetic_triplets': 'C15',
@@ -890,6 +890,16 @@ def kept_beside(verdicts: pd.DataFrame, receipts: dict) -> dict:  # claim -> exp
             if outcome.verdict in JUDGED_HERE and outcome.effect != here[claim]:
                 found.setdefault(claim, {})[name] = outcome
     return found
+
+
+def judged_otherwise(verdicts: pd.DataFrame, receipts: dict) -> str:
+    "The claims that this run reproduces, or does not, with the other verdicts of kept runs; empty if there are none."
+    mine, said = verdicts.set_index('id').verdict, []
+    for claim, outcomes in sorted(kept_beside(verdicts, receipts).items()):
+        other = dict.fromkeys(o.verdict for o in outcomes.values() if o.verdict != mine[claim])
+        if mine[claim] in JUDGED_HERE[:2] and other:
+            said.append(f'{claim} is {mine[claim]} here, and in kept runs {" or ".join(other)}')
+    return '; '.join(said)
 
 
 def correction_note(receipt: dict) -> str:

@@ -307,8 +307,8 @@ def variant_evidence(per_query, tune_steps: int, tune_seeds: list, seed: int = 0
 
     tuned = len(tune_seeds) >= LEAST_SEEDS
     seeds = f'{len(tune_seeds)} seed{"s" * (len(tune_seeds) > 1)}'
-    few = f'in this profile the towers train for {tune_steps} steps with {seeds}: too little for a verdict'
-    few = few if tune_seeds else 'this profile does not train the towers'
+    few = f'the towers train for {tune_steps} steps with {seeds}: too little for a verdict'
+    few = few if tune_seeds else 'the towers are not trained'
     frozen = IN_CLAIMS['combiner'] + (f' ({size})' if size else '')
     own = as_own([better('combiner', 'no_filter', f'{frozen}, with − without the filter')])
     order = ['tune_both', 'tune_image', 'tune_none', 'tune_text']  # as the paper finds them, best first

@@ -31,7 +31,7 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
            'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
            'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest', 'against_baselines', 'cirr_rivals',
-           'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'acts_words', 'compodiff_finding',
+           'cirr_groups', 'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'acts_words', 'compodiff_finding',
            'compodiff_reading', 'control_evidence', 'pair_line', 'printed_recalls', 'zero_shot_evidence',
            'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence',
            'compodiff_evidence']
@@ -104,6 +104,7 @@ from cis_nb.experiments.comparison import (
     verdict,
     verdict_in_words,
 )
+from .composed_retrieval import kinds_of, on_sentences, sentence_groups
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
     Entry,
@@ -1805,15 +1806,26 @@ def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
     return {r: found['cirr', r] for r in dict.fromkeys(rivals) if ('cirr', r) in found}
 
 
-def cirr_words(run: MatrixRun, found: dict) -> str:
-    "CIRR R@1 of stage 2 beside Image + Text, the chosen baseline and the strongest rival; empty without CIRR."
+def cirr_groups(p: dict) -> dict:  # query id -> edits or descriptions
+    "What each sentence of the world's CIRR does, for the parameters of a page; empty for photographs, or without CIRR."
+    named = [b for b in p['benchmarks'] or ['cirr'] if b.partition('=')[0] == 'cirr']
+    if not named or not is_world(p['data']):
+        return {}
+    size = named[0].partition('=')[2]
+    return sentence_groups(kinds_of(dataset_root('cirr', p['data'], int(size or 0), p['world_seed']), 'val'))
+
+
+def cirr_words(run: MatrixRun, found: dict, apart: dict = {}) -> str:
+    """CIRR R@1 of stage 2 beside Image + Text, the chosen baseline and the strongest rival; empty without CIRR.
+    `apart`: from `sentence_leads`, shown behind each."""
     if 'cirr' not in run.benchmarks:
         return ''
     value = main_rows('cirr', run.results).set_index('method').value[ZERO_SHOT]
     rivals = cirr_rivals(run, found)
     strongest = sorted(rivals, key=lambda r: rivals[r]['diff'])[:1]
     shown = [r for r in dict.fromkeys(['image_text', strongest_on(run, 'cirr'), *strongest]) if r in rivals]
-    return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *(lead_in_words(rivals[r]) for r in shown)])
+    leads = [lead_in_words(rivals[r]) + on_sentences(apart, ZERO_SHOT, r) for r in shown]
+    return ', '.join([f'CIRR R@1 of stage 2 {value:.1f} %', *leads])
 
 
 def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
@@ -1859,10 +1871,10 @@ def acts_words(effects: dict, leads: dict) -> str:
     return '. '.join(said)
 
 
-def compodiff_finding(run: MatrixRun, found: dict, effects: dict, leads: dict) -> str:
-    """Stage 2 against baselines and rivals (`diffusion_leads`); effects of negative texts and masks (`search_effects`),
-    and minus those of rivals (`effect_leads`)."""
-    said = [cirr_words(run, found), against_baselines(run, found), acts_words(effects, leads)]
+def compodiff_finding(run: MatrixRun, found: dict, effects: dict, leads: dict, apart: dict = {}) -> str:
+    """Stage 2 against baselines and rivals (`diffusion_leads`), on CIRR also `apart` by sentence (`sentence_leads`);
+    effects of negative texts and masks (`search_effects`), and minus those of rivals (`effect_leads`)."""
+    said = [cirr_words(run, found, apart), against_baselines(run, found), acts_words(effects, leads)]
     return '. '.join(filter(None, said))
 
 

@@ -446,8 +446,8 @@ def noise_evidence(run: MatrixRun, titles: dict, seed: int = 0) -> dict:  # clai
     if 'full' not in run.sets:
         return dict.fromkeys(('N10', 'N11'), 'CIRR is not among the benchmarks')
     if not set(NOISES) <= set(distributions):
-        trained = f'{len(distributions)} of {len(NOISES)}'
-        few = f'in this profile {trained} noise distributions are trained: too few for a verdict'
+        there = len({*distributions} - {'none'})
+        few = f'{there} of {len(NOISES) - 1} noise distributions are trained: too few for a verdict'
         return dict.fromkeys(('N10', 'N11'), few)
     rest = [m for m in distributions if m != 'product']
     at_paper = [m for m in (f'{name}_absolute' for name in rest) if m in titles and 'absolute' in titles]

@@ -425,7 +425,7 @@ def oracle_sentence(found: dict, titles: dict, methods: list, task: str, stronge
     for v in ('worse', 'better'):
         if some := groups.get(v):
             said = [f'{v}: {", ".join(some)}', *said]
-    return f'. Against {titles[oracle]}, the best baseline on the test queries, {"; ".join(said)}'
+    return f'; against {titles[oracle]}, the best baseline on the test queries, {"; ".join(said)}'
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #5e6f0365
 CHOSEN_PROMPT = 'chosen for each task'

@@ -700,7 +700,13 @@ def _encode_masked(backbone, images, references: list, mask, block: int = 64) ->
         pixels = torch.stack([backbone.preprocess(images.load(r)) for r in references[some]])
         return backbone.encode_image(masked_pixels(pixels, mask[some])).float().cpu()
 
-    about = [backbone.fingerprint, images.key, loader_version(images.load), references, pack_masks(mask).tobytes().hex()]
+    about = [
+        backbone.fingerprint,
+        images.key,
+        loader_version(images.load),
+        references,
+        pack_masks(mask).tobytes().hex(),
+    ]
     known = _memory_of(fingerprint(about))
     if not known:
         known['features'] = torch.cat([encode(slice(a, a + block)) for a in range(0, len(references), block)])

@@ -706,7 +706,6 @@ def recall_by_candidates(
         measured += [(n, c, reached[:, :c].any(1).mean()) for c in counts if c <= n]
     return pd.DataFrame(measured, columns=['vectors', 'candidates', 'recall_1'])
 
-
 # %% ../../nbs/02a_retrieval/04_search.ipynb #5d0c8a17
 def _plane(vectors, candidates) -> np.ndarray:  # (…,3)
     "The terms of the fit of recall."
@@ -714,16 +713,15 @@ def _plane(vectors, candidates) -> np.ndarray:  # (…,3)
 
 
 def extrapolated_recall(measured: pd.DataFrame, vectors, candidates) -> np.ndarray:  # in [0,1]
-    """Recall among `vectors` with so many `candidates`, by a plane through the log-odds of measured recalls, all between
-    0 and 1, over the logarithms of both; a rise beyond the largest size is not continued. ValueError for one size or
-    one number of candidates."""
+    """Recall among `vectors` with so many `candidates`, by a plane through the log-odds of measured recalls over the
+    logarithms of both; a rise beyond the largest size is not continued. The recalls lie between 0 and 1. ValueError for
+    one size or one number of candidates."""
     if min(measured[name].nunique() for name in ('vectors', 'candidates')) < 2:
         raise ValueError('a fit of recall needs 2 or more sizes and numbers of candidates')
     plane = _plane(measured.vectors, measured.candidates)
     coefficients = np.linalg.lstsq(plane, logit(measured.recall_1), rcond=None)[0]
     at, at_largest = (_plane(n, candidates) @ coefficients for n in (vectors, measured.vectors.max()))
     return expit(np.minimum(at, at_largest))
-
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #4888bc16
 @dataclass(frozen=True)
@@ -796,6 +794,11 @@ def _plan_sizes(n: int, machines: int, shard: _Shard, machine: PlanMachine) -> l
     ]
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #9f6cfba9
+def _two_digits(x: float) -> str:
+    "A number rounded to two digits, without an exponent."
+    return f'{float(f"{x:.2g}"):,g}'
+
+
 def _plan_times(shard: _Shard, machine: PlanMachine, ours: pd.Series, flat: pd.Series) -> list:
     "Times of a query and queries per second; `ours`, `flat`: measured rows of ivfpq and of the flat index."
     small, wider = replace(shard, vectors=ours.vectors, dim=ours.dim), _code_bytes(shard.dim) / _code_bytes(ours.dim)
@@ -813,7 +816,7 @@ def _plan_times(shard: _Shard, machine: PlanMachine, ours: pd.Series, flat: pd.S
     by_cores, by_disk = machine.cores / (centroids + codes + exact), 1 / reading
     return [
         ('codes compared per query and machine', f'{shard.scanned:,.0f}', f'extrapolated, nprobe {shard.effort}'),
-        *((what, f'{1000 * s:.2g} ms', source) for what, s, source in seconds),
+        *((what, f'{_two_digits(1000 * s)} ms', source) for what, s, source in seconds),
         ('queries per second, by the cores', f'{by_cores:,.0f}', 'extrapolated; each query asks all machines'),
         ('queries per second, by the disk', f'{by_disk:,.0f}', 'extrapolated, nothing in memory'),
     ]
@@ -851,7 +854,6 @@ def _plan_recall(recalls: pd.DataFrame, n: float, candidates: int) -> tuple:  # 
     without = [100 * extrapolated_recall(fitted[fitted.vectors != size], n, candidates) for size in sizes]
     value = f'{100 * extrapolated_recall(fitted, n, candidates):.0f} % ({min(without):.0f} to {max(without):.0f} %)'
     return quantity, value, f'extrapolated to {n:,.0f} vectors; {_largest_predicted(fitted)}; {seen}'
-
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #9bd05133
 def _plan_column(
@@ -907,7 +909,6 @@ def plan_in_words(plan: pd.DataFrame, n: int) -> str:
     said = f'{n:,} vectors of {plan.columns[1]} on {machines} with IVF-PQ on disk'
     return f'Plan: {said}: recall@1 {", ".join(known)} (extrapolated)'
 
-
 # %% ../../nbs/02a_retrieval/04_search.ipynb #b80e51d3
 def plan_figure(recalls: pd.DataFrame, plan: pd.DataFrame, candidates: int):
     """Recall over the number of candidates, a line for each measured size; where the recall of a `plan` is known, the
@@ -925,7 +926,6 @@ def plan_figure(recalls: pd.DataFrame, plan: pd.DataFrame, candidates: int):
     ax.grid()
     ax.legend(loc='lower right')
     return fig
-
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #0c135ac9
 def search_speed(n: int, D: int, queries: int = 200, k: int = 10, seed: int = 0) -> dict:

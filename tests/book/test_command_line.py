@@ -241,6 +241,7 @@ def test_unfinished_work_of_other_code_is_listed_before_it_is_deleted(small, cap
     'words, said',
     [
         (['verify', 'all'], "what is 'all'? `verify` reads options alone"),
+        (['keep'], '`keep` needs a profile: '),
         (['keep', 'quick', '01_honest'], "what is '01_honest'? `keep` reads a profile"),
         (['run', 'quick', '01_honest', 'again'], "what is 'again'? `run` reads a profile and an experiment"),
     ],

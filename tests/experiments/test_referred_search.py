@@ -78,10 +78,11 @@ def condvit(model, **options):
     return Entry(CondViTMethod(name='condvit', title='CondViT', backbone=model, net=net))
 
 
-def lines(ranks: dict, seeds=(0, 1, 2)):
+def lines(ranks: dict, distractors=5, seeds=(0, 1, 2)):
     "Rankings of twenty queries by method, the same for every training seed."
+    about = dict(draw=0, task='category', gallery_size=9, distractors=distractors)
     rows = [
-        dict(method=m, seed=s, draw=0, task='category', query_id=q, reference=q, rank=r, gallery_size=9, distractors=5)
+        dict(method=m, seed=s, query_id=q, reference=q, rank=r, **about)
         for m, ranked in ranks.items()
         for s in seeds
         for q, r in enumerate(ranked)
@@ -234,6 +235,8 @@ def test_evidence_says_by_how_much_condvit_leads():
     assert found['what'].endswith(
         ', 100.0 against 0.0 % among 5 distractors (paper: 59.0 to 68.4 against 55.1 to 62.4 % among two million)'
     )
+    assert found['role'] == OWN_COMPARISON  # the paper has no gallery as small as this
+    (found,) = referred_evidence(lines(dict(zip(NAMES, (good, bad))), 10_000), 10_000)['L05']
     assert 'role' not in found  # an order is asked for, at any recall
     (found,) = referred_evidence(lines(dict(zip(NAMES, (bad, good)))), 5)['L05']
     assert found['diff'] == -100 and referred_evidence(lines({'condvit_category': good}), 5) == {}

@@ -467,7 +467,7 @@ def test_one_call_makes_triplets_of_the_world(store):
 
 
 @pytest.mark.e2e
-def test_millions_of_captions_are_never_in_memory(store, monkeypatch):
+def test_the_reader_never_has_millions_of_captions_in_memory(store, monkeypatch):
     lines, long = 100_000, 'a red boat and a cup next to a hat in the snow at night ' * 2
     with gzip.open(store / 'long.txt.gz', 'wt', compresslevel=1) as f:
         for i in range(lines):
@@ -486,6 +486,27 @@ def test_millions_of_captions_are_never_in_memory(store, monkeypatch):
     finally:
         tracemalloc.stop()
     assert S.read_shard_list(folder)['read'] == lines and peak < 8 * 2**20 < lines * len(long) / 1.3
+
+
+def peak_of_keyword_route(file, captions: list) -> int:  # bytes
+    file.write_text('\n'.join(captions), encoding='utf-8')
+    tracemalloc.start()
+    try:
+        folder = S.mine_keyword_triplets(file, 'world', band=(0.0, 1.0), band_kind='quantile', portion=500)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert S.read_shard_list(folder)['lines'] > len(captions) / 2
+    return peak
+
+
+@pytest.mark.e2e
+def test_the_keyword_route_needs_no_more_memory_for_more_captions(store):
+    forms = [f'a {c} {a} and a {b}' for c in ('red', 'blue') for a in ('boat', 'cup', 'hat') for b in ('dog', 'lamp')]
+    many = [forms[i % len(forms)] for i in range(9000)]
+    peak_of_keyword_route(store / 'first.txt', many[:500])  # what is loaded once
+    few, most = (peak_of_keyword_route(store / f'{n}.txt', many[:n]) for n in (1000, 9000))
+    assert most - few < 2**20 < 8000 * 3 * sys.getsizeof(forms[0])  # sources, targets and instructions in memory
 
 
 # ---- the LLM route

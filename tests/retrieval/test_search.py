@@ -377,7 +377,9 @@ def made_up_recalls(error=0.0):
 
 
 def plan_of(rates=None, recalls=None, **more):
-    rates, recalls = (f() if given is None else given for f, given in ((made_up_rates, rates), (made_up_recalls, recalls)))
+    rates, recalls = (
+        f() if given is None else given for f, given in ((made_up_rates, rates), (made_up_recalls, recalls))
+    )
     return S.search_plan(rates, recalls, **more).rename(columns={'64 numbers': 'value'}).set_index('quantity')
 
 
@@ -426,7 +428,9 @@ def test_a_plan_continues_recall_to_the_vectors_of_one_machine(candidates, row):
     recall = 100 / (1 + np.exp(np.log10(shard) - 2 - np.log10(candidates)))
     assert plan.value[f'recall@1, {row}'] == f'{recall:.0f} % ({recall:.0f} to {recall:.0f} %)'
     source = plan.source[f'recall@1, {row}']
-    assert source.startswith(f'extrapolated to {shard:,.0f} vectors; the smaller sizes predict the largest within 0 points')
+    assert source.startswith(
+        f'extrapolated to {shard:,.0f} vectors; the smaller sizes predict the largest within 0 points'
+    )
     assert source.endswith('; measured at 1,000: 27 % with 1, 50 % with 10')
     assert '1,000,000 vectors' in made_up_plan(disk=10**9).source[f'recall@1, {row}']
 
