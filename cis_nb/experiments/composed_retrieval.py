@@ -6,8 +6,9 @@
 __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'SENTENCE_GROUPS', 'KIND_TITLES', 'CONDITION_TITLES', 'benchmarks_of',
            'drawing_of', 'set_root', 'load_set', 'load_sets', 'run_composed', 'chance_recalls', 'composed_overview',
            'composed_table', 'composed_leads', 'judged', 'on_sentences', 'composed_finding', 'kinds_of', 'by_kind',
-           'sentence_groups', 'group_tasks', 'with_groups', 'sentence_leads', 'sorted_edits', 'edit_table',
-           'trainings_and_fusions', 'edit_bars', 'submission', 'submission_files', 'example_entry', 'entry_strips']
+           'sentence_groups', 'descriptions_of', 'group_tasks', 'with_groups', 'sentence_leads', 'sorted_edits',
+           'edit_table', 'trainings_and_fusions', 'edit_bars', 'submission', 'submission_files', 'example_entry',
+           'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
 from dataclasses import replace
@@ -99,7 +100,7 @@ def chance_recalls(sets: dict) -> dict:  # task -> k -> percent
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #d63610e3
 def composed_overview(sets: dict, missing: dict) -> pd.DataFrame:
-    "Queries, images of the split, coverage and chance level of each task (`sets`: task -> Task; `missing`: task -> why)."
+    "Queries, images, coverage and chance level of each task (`sets`: task -> Task; `missing`: task -> why)."
     guess = chance_recalls(sets)
     rows = [
         [api.task_title(t), len(b), len(b.images), f'{100 * b.protocol.coverage:.1f} %', f'{guess[t][1]:.1f} %', '']
@@ -200,6 +201,12 @@ def by_kind(
 def sentence_groups(kinds: dict) -> dict:  # query id -> 'edits' or 'descriptions'
     "What each sentence does, from its kind (`kinds_of`): edit the reference or describe the target."
     return {query: 'descriptions' if kind == 'shows' else 'edits' for query, kind in kinds.items()}
+
+
+def descriptions_of(p: dict, split: str) -> set:  # query ids
+    "The sentences of the world's CIRR that describe the target, for the parameters of a page."
+    groups = sentence_groups(kinds_of(set_root(p, 'cirr'), split))
+    return {query for query, group in groups.items() if group == 'descriptions'}
 
 
 def group_tasks(groups: dict, task: str = 'full', least: int = 10) -> dict:  # group -> name

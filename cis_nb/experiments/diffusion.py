@@ -6,9 +6,9 @@
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'MIX', 'PRINTED',
            'CIRR_PARTS', 'HEADINGS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS',
            'LESS_IS_BETTER', 'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
-           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'ACTS', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS',
-           'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler',
-           'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'validation_among', 'tuned_on',
+           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'WEIGHTS_OF', 'MOVED', 'ACTS', 'ZERO_SHOT_ROWS', 'STAND_INS',
+           'PUBLISHED_RIVALS', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of',
+           'with_sampler', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'validation_among', 'tuned_on',
            'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores',
            'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
            'in_sentences', 'choosing_queries', 'one_benchmark', 'evenly_by_image', 'all_benchmarks', 'rivals_at_start',
@@ -1672,14 +1672,22 @@ def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> st
     "What each weight moves, and whether the ends of a weight hurt."
     trade, losses = trade_differences(grid, at, seed), extreme_losses(grid, at, k, seed).values()
     said = [
-        f'Largest − smallest {WEIGHT_NAMES[w]}: {TRADE[score]} {brief_difference(trade[w, score], change)}'
+        f'{WEIGHTS_OF[w]}, largest − smallest value: {MOVED[score]} {brief_difference(trade[w, score], change)}'
         for w, score in claimed_scores(grid).items()
     ]
-    hurt = f'{sum(verdict(c) == "better" for c in losses)} of {len(losses)} ends of the weights'
-    return '. '.join([*said, f'R@{k} is lower at {hurt} than at those of the training'])
+    hurt = f'{sum(verdict(c) == "better" for c in losses)} of {len(losses)}'
+    ends = f'With a weight at its smallest or largest value R@{k} is lower than with the weights of the training in {hurt}'
+    return '. '.join([*said, f'{ends} cases'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #76d25253
 WEIGHT_NAMES = dict(w_image='w_I', w_text='w_T')
+WEIGHTS_OF = dict(w_image='Weight of the reference (w_I)', w_text='Weight of the text (w_T)')
+MOVED = dict(
+    reference_kept='objects of the reference kept in the first results (%)',
+    edit_satisfied='edits satisfied by the first results (%)',
+    to_reference=TRADE['to_reference'],
+    to_text=TRADE['to_text'],
+)  # score -> what it is, in a finding
 
 
 def claimed_scores(grid: pd.DataFrame) -> dict:  # weight -> score
