@@ -31,10 +31,10 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
            'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
            'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest', 'against_baselines', 'cirr_rivals',
-           'cirr_groups', 'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'acts_words', 'compodiff_finding',
-           'compodiff_reading', 'control_evidence', 'pair_line', 'printed_recalls', 'zero_shot_evidence',
-           'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence', 'gallery_evidence',
-           'compodiff_evidence']
+           'cirr_groups', 'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'gain_apart', 'acts_words',
+           'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line', 'printed_recalls',
+           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
+           'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -1676,7 +1676,9 @@ def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> st
         for w, score in claimed_scores(grid).items()
     ]
     hurt = f'{sum(verdict(c) == "better" for c in losses)} of {len(losses)}'
-    ends = f'With a weight at its smallest or largest value R@{k} is lower than with the weights of the training in {hurt}'
+    ends = (
+        f'With a weight at its smallest or largest value R@{k} is lower than with the weights of the training in {hurt}'
+    )
     return '. '.join([*said, f'{ends} cases'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #76d25253
@@ -1803,7 +1805,7 @@ def against_baselines(run: MatrixRun, found: dict) -> str:
     better, worse = said.count('better'), said.count('worse')
     counts = f'better on {better} of {len(said)} benchmarks, worse on {worse}'
     set_there = [c.at_ends for (m, _), c in run.samplers.items() if m == ZERO_SHOT]
-    at_end = f'; its sampler is at an end of the list on {sum(map(bool, set_there))} of {len(set_there)}'
+    at_end = f'; on {sum(map(bool, set_there))} of {len(set_there)} its sampler setting is at the edge of those tried'
     return f'Against the baseline that validation chose: {counts} (corrected within each){at_end if set_there else ""}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
@@ -1864,6 +1866,14 @@ def most_helped(leads: dict, of: tuple) -> list:  # a rival, or none
     return sorted(rivals, key=lambda r: sign * leads[ZERO_SHOT, r, *of]['diff'])[:1]
 
 
+def gain_apart(lead: dict, score: str) -> str:
+    "By how much more or less than a rival CompoDiff gains, or that this is open."
+    if verdict(lead) not in ('better', 'worse'):
+        return verdict_in_words(lead)
+    more = (lead['diff'] > 0) != (score == LESS_IS_BETTER)
+    return f'{format_interval(lead)}: CompoDiff gains {"more" if more else "less"}'
+
+
 def acts_words(effects: dict, leads: dict) -> str:
     "The effects of `ACTS` on stage 2, each beside the late fusion that it helps most."
     said = []
@@ -1873,8 +1883,7 @@ def acts_words(effects: dict, leads: dict) -> str:
         words = act_words(what, effects[ZERO_SHOT, *of])
         for r in most_helped(leads, of):
             lead, theirs = leads[ZERO_SHOT, r, *of], f'{effects[r, *of]["diff"]:+.1f}'.replace('-', '−')
-            apart = format_interval(lead) if verdict(lead) in ('better', 'worse') else verdict_in_words(lead)
-            words += f'; that of {api.method_style(r).title}: {theirs} points (difference {apart})'
+            words += f'; that of {api.method_style(r).title}: {theirs} points (difference {gain_apart(lead, of[-1])})'
         said.append(words)
     return '. '.join(said)
 

@@ -506,4 +506,4 @@ def test_the_strongest_baseline_is_named_and_counted():
         assert strongest_pairs(run, found) == [('cirr', 'image_text_tuned'), ('circo', 'image_text_tuned')]
     counted, at_end = said.split('; ')
     assert counted.endswith(': better on 1 of 2 benchmarks, worse on 1 (corrected within each)')
-    assert at_end == 'its sampler is at an end of the list on 1 of 2'
+    assert at_end == 'on 1 of 2 its sampler setting is at the edge of those tried'
