@@ -479,6 +479,8 @@ def test_the_reader_never_has_millions_of_captions_in_memory(store, monkeypatch)
 
     monkeypatch.setattr(S, 'mine_terms', short)
     load_parser('world')
+    (store / 'first.txt').write_text(long, encoding='utf-8')
+    S.caption_shards(store / 'first.txt', 'world', portion=1000)  # what is loaded once
     tracemalloc.start()
     try:
         folder = S.caption_shards(store / 'long.txt.gz', 'world', portion=1000)
@@ -502,7 +504,7 @@ def peak_of_keyword_route(file, captions: list) -> int:  # bytes
 
 @pytest.mark.e2e
 def test_the_keyword_route_needs_no_more_memory_for_more_captions(store):
-    forms = [f'a {c} {a} and a {b}' for c in ('red', 'blue') for a in ('boat', 'cup', 'hat') for b in ('dog', 'lamp')]
+    forms = [f'a {c} {a} and a {b}' for c in ('red', 'blue') for a in ('boat', 'cup', 'hat') for b in ('cat', 'lamp')]
     many = [forms[i % len(forms)] for i in range(9000)]
     peak_of_keyword_route(store / 'first.txt', many[:500])  # what is loaded once
     few, most = (peak_of_keyword_route(store / f'{n}.txt', many[:n]) for n in (1000, 9000))
