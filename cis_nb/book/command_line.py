@@ -149,7 +149,10 @@ def _run(profile: str, name: str, data: str, n: int) -> bool:
         )
     files = experiment_files(profile)
     if not name:
-        raise ValueError(f'which experiment of {profile}? It has {", ".join(files)}')
+        raise ValueError(
+            f'which experiment of {profile}? It has {len(files)}, such as {next(iter(files))}; params/{profile} has'
+            ' their files'
+        )
     if name not in files:
         raise ValueError(_unknown(profile, name, files))
     found = experiments(profile, data, name)

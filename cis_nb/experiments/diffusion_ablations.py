@@ -69,6 +69,7 @@ from cis_nb.experiments.comparison import (
     forest_rows,
     format_difference,
     format_uncertainty,
+    not_alike_note,
     opposite,
     over_seeds,
     read_printed,
@@ -263,9 +264,12 @@ def denoiser_forest(run: MatrixRun, found: dict, base: str, benchmark: str):
 
 
 def denoiser_note(p: dict) -> str:
-    "One line on the training that all variants share."
+    "The training that all variants share; where no learning rates were searched, that they share this too."
     c = settings(base_of(SweepParameters.of(dict(changes={}) | p)), p['training'])
-    return f'{p["backbone"]}; {c.steps:,} steps of {c.batch_size}; seeds {", ".join(map(str, p["seeds"]))}'
+    training = f'{p["backbone"]}; {c.steps:,} steps of {c.batch_size}; seeds {", ".join(map(str, p["seeds"]))}'
+    if p.get('rates'):
+        return training
+    return f'{training}. {not_alike_note(f"one learning rate ({c.lr:g}) for all variants, not searched for each")}'
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #ae9fb409
 def differences_finding(run: MatrixRun, found: dict, base: str) -> str:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIFF', 'BRIEF_SYNTHETIC', 'BRIEF', 'CONTROL_TITLES',
-           'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'known_as',
+           'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'kept_score', 'known_as',
            'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
            'at_start', 'named_control', 'start_entry', 'control_entries', 'with_controls', 'compared_methods',
            'judged_pairs', 'tuning_notes', 'cached', 'read_cached']
@@ -116,6 +116,12 @@ def kept_step(run) -> str:
     "The step whose weights the validation of a run kept; – for a run without validation."
     best = Path(run) / 'best.json'
     return f'{stored_json(best, dict)["step"]:,}' if best.exists() else '–'
+
+
+def kept_score(run) -> float:
+    "The validation score that chose the weights of a run; FileNotFoundError for a run without validation."
+    best = stored_json(Path(run) / 'best.json', dict)
+    return next(value for key, value in best.items() if key != 'step')
 
 
 def known_as(entry: Entry) -> str:

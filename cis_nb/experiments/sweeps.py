@@ -23,7 +23,6 @@ from ..backbones.features import TextMemory, l2_normalize
 from ..backbones.loading import load_backbone
 from ..core.parameters import ParameterSet
 from ..core.plotting import forest
-from ..core.store import stored_json
 from ..data.datasets import image_text_pairs
 from ..data.roots import WORLD
 from ..data.image_sources import ImageSource
@@ -39,7 +38,7 @@ from cis_nb.experiments.comparison import (
     verdict,
 )
 from .composed_retrieval import benchmarks_of, load_sets
-from .entries import start_entry, trained_entry, training_parameters
+from .entries import kept_score, start_entry, trained_entry, training_parameters
 from ..methods.late_fusion import BASELINES, fusion_notes
 from .matrix import MatrixRun, query_scores, rank_all
 from ..train import settings, train_or_load
@@ -120,8 +119,7 @@ def rate_search(p: SweepParameters, change: dict, rates: list) -> RateSearch:
         config = settings(variant_of(p, change) | dict(lr=lr, seed=p.seeds[0]))
         if not config.eval_every:
             raise ValueError('rates: the training has no validation that could choose a learning rate; set eval_every')
-        best = stored_json(train_or_load(config) / 'best.json', dict)
-        scores[lr] = next(value for key, value in best.items() if key != 'step')
+        scores[lr] = kept_score(train_or_load(config))
     return RateSearch(scores, 'the score that chooses the weights of a training')
 
 

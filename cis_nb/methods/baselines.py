@@ -70,8 +70,9 @@ class FeatureMethod:
 
     @property
     def fingerprint(self) -> str:
-        "Of everything that decides its rankings: class, backbone, run, and its settings."
-        return fingerprint([self.name, self.backbone.fingerprint, self.run, self.settings(), code_version(type(self))])
+        "Of everything that decides its rankings: class, backbone, given text features, run, and its settings."
+        given = [self.name, self.backbone.fingerprint, self.read.key, self.run, self.settings()]
+        return fingerprint([*given, code_version(type(self))])
 
     def settings(self, *told: str) -> dict:  # told: fields that a subclass describes itself
         "The fields of a subclass and all that they hold, weights too; those with `init=False` are its memory."

@@ -188,8 +188,8 @@ class LateFusion:
 
     @property
     def fingerprint(self) -> str:
-        "Of the backbone and the rule; the methods of the tasks have their own."
-        return fingerprint([self.name, self.backbone.fingerprint, code_version(type(self))])
+        "Of the backbone, given text features and the rule; the methods of the tasks have their own."
+        return fingerprint([self.name, self.backbone.fingerprint, self.read.key, code_version(type(self))])
 
     def with_text_memory(self, read: TextMemory) -> 'LateFusion':
         "The same method with its texts from `read`, where that is of the same encoder."

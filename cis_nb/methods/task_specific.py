@@ -310,18 +310,25 @@ class WindowDetector(_Windows):
         small, large = self.share < self.share.max(), self.share > self.share.min()
         return torch.where(self.is_stuff, P[:, large].mean(1), P[:, small].amax(1)) ** self.power
 
-    @torch.no_grad()
-    def locate(self, image, texts) -> np.ndarray:  # (n,4) left, top, right, bottom, in pixels of the image
-        "For each of n texts the window, a part of the image, with the highest cosine."
-        side = 2 * self.backbone.image_size
-        parts = cut_windows(self.preprocess(image)[None], self.backbone.image_size, self.windows)[0]
-        cosine = l2_normalize(self.read(texts)) @ l2_normalize(self.backbone.encode_image(parts)).cpu().T
-        best = cosine.masked_fill(self.share == 1, -1).argmax(1).numpy()
-        boxes = []
+    def window_boxes(self, image) -> np.ndarray:  # (W,4) left, top, right, bottom, in pixels of the image
+        "All windows of an image."
+        side, boxes = 2 * self.backbone.image_size, []
         for share, n in self.windows.items():
             w, at = window_corners(side, share, n)
             boxes += [(x, y, x + w, y + w) for x, y in at]
-        return np.array(boxes)[best] / side * [*image.size, *image.size]
+        return np.array(boxes) / side * [*image.size, *image.size]
+
+    @torch.no_grad()
+    def window_features(self, image) -> torch.Tensor:  # (W,D), l2-normalised, on the CPU
+        "What the backbone sees in each window of an image."
+        parts = cut_windows(self.preprocess(image)[None], self.backbone.image_size, self.windows)[0]
+        return l2_normalize(self.backbone.encode_image(parts)).cpu()
+
+    def locate(self, image, texts) -> np.ndarray:  # (n,4), rows of `window_boxes`
+        "For each of n texts the window, a part of the image, with the highest cosine."
+        cosine = l2_normalize(self.read(texts)) @ self.window_features(image).T
+        best = cosine.masked_fill(self.share == 1, -1).argmax(1)
+        return self.window_boxes(image)[best.numpy()]
 
 # %% ../../nbs/04b_methods/01_task_specific.ipynb #579111c6
 def best_threshold(

@@ -26,7 +26,7 @@ def small(project):
 @pytest.mark.parametrize(
     'words, said',
     [
-        (['run', 'quick'], 'run: which experiment of quick? It has 01_honest'),
+        (['run', 'quick'], 'run: which experiment of quick? It has 1, such as 01_honest; params/quick has'),
         (['run', 'quick', '01_honst'], "profile 'quick' has no experiment '01_honst'; did you mean 01_honest?"),
         (['run', 'quick', '01_honest.more'], "no experiment '01_honest.more'; it is in full"),
         (['run', 'quick', 'zzz'], "no experiment 'zzz'; it has 01_honest"),
