@@ -32,6 +32,7 @@ from .entries import Entry, untrained_methods
 from cis_nb.experiments.referred_search import (
     ReferredRun,
     category_chance,
+    category_memory,
     condvit_at_start,
     gallery_among,
     gallery_title,
@@ -93,7 +94,8 @@ def run_variants(p: dict, variants: dict) -> ReferredRun:  # variants: name -> V
     quiet = p | dict(changes=changes, methods=[], trainings=[], filtered=[])
 
     def others(model, _) -> list:
-        plain = untrained_methods(['text_only', 'image_text'], model)
+        read = category_memory(model, p['data'], p['val_products'])
+        plain = untrained_methods(['text_only', 'image_text'], model, read=read)
         fusions = late_fusions(model, p['data'], p['val_products'], ['category'])
         controls = map(Entry, [condvit_at_start(model), *plain, *fusions])
         return [*train_variants(SweepParameters.of(quiet), model), *controls]

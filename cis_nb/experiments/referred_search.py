@@ -8,21 +8,21 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES'
            'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED', 'ABOVE_DETECTION',
            'ALIKE_SLOPES', 'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name',
            'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
-           'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1', 'condvit_at_start', 'checkpoint_entries',
-           'best_prompt', 'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered',
-           'lacking_rivals', 'rival_notes', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes',
-           'query_targets', 'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table',
-           'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis',
-           'accuracy_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals',
-           'rivals_and_controls', 'compared_note', 'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows',
-           'query_categories', 'category_table', 'methods_by_category', 'category_leads', 'category_lead_table',
-           'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas',
-           'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords',
-           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
-           'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
-           'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
-           'late_fusion', 'category_accuracy', 'over_crop', 'accuracy_lines', 'slope_interval', 'area_slopes',
-           'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'category_memory', 'with_categories', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1',
+           'condvit_at_start', 'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries',
+           'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets',
+           'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
+           'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
+           'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
+           'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'referred_finding',
+           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category',
+           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
+           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery',
+           'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note',
+           'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as',
+           'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text',
+           'caption_gain', 'late_fusion', 'category_accuracy', 'over_crop', 'accuracy_lines', 'slope_interval',
+           'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -91,6 +91,7 @@ from cis_nb.experiments.entries import (
     kept_step,
     known_as,
     read_cached,
+    share_texts,
     trained_entries,
 )
 from .examples import best_median_worst, ranking_strip
@@ -230,6 +231,23 @@ def subsets_of(p: dict, benchmark: Benchmark) -> BootstrapIds:
     root = lrvsf_data_root(p['data'], p['queries'], p['world_seed'], **drawn)
     return bootstrap_of(root, next(iter(benchmark.tasks.values())))
 
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #ca7e0003
+def category_memory(backbone, data: str, products: int, seed: int = 0) -> TextMemory:
+    """Text features with, for each category, the mean feature of the first captions of validation products, of
+    `products` in all; those of the names where there are none."""
+    read, captions = TextMemory(backbone), {}
+    if not products:
+        return read
+    held_out = product_pairs(data, 'val', products, backbone.image_size, seed)
+    for pair in map(held_out.pair, range(len(held_out))):
+        captions.setdefault(pair.category, []).append(pair.caption)
+    return TextMemory(backbone, {c: read(texts).mean(0) for c, texts in captions.items()})
+
+
+def with_categories(entries: list, read: TextMemory) -> list:  # of Entry
+    "The entries; those that learn nothing have their texts from `read`, of `category_memory`."
+    return [e if e.run else replace(e, method=share_texts(e.method, e.backbone, read)) for e in entries]
+
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #3d47ff96
 def run_referred(p: dict, others=None) -> ReferredRun:
     """The methods that the parameters `p` name (`methods`, `trainings`, `seeds`), on LRVS-F or the world.
@@ -239,7 +257,8 @@ def run_referred(p: dict, others=None) -> ReferredRun:
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
     plugin = api.get('benchmark', 'lrvsf')
     benchmark = drawn_once(plugin.load(p['data'], p['queries'], p['world_seed'], distractors=p['distractors']))
-    entries = compared_methods(p, model) + (others(model, benchmark) if others else [])
+    entries = with_categories(compared_methods(p, model), category_memory(model, p['data'], p.get('val_products', 0)))
+    entries += others(model, benchmark) if others else []
     if unknown := set(p['filtered']) - {e.name for e in entries}:
         raise ValueError(
             f'filtered: {min(unknown)!r} is not compared here; allowed: {", ".join(e.name for e in entries)}'
@@ -260,7 +279,7 @@ def held_out_tasks(backbone, data: str, products: int, conditions, seed: int = 0
 
 
 def late_fusions(backbone, data: str, products: int, conditions, seed: int = 0) -> list:  # of LateFusion
-    "Image + Text, tuned, and the score product, set on `held_out_tasks`."
+    "Image + Text, tuned, and the score product, set on `held_out_tasks`; they read `category_memory`."
     tasks = held_out_tasks(backbone, data, products, conditions, seed)
 
     def held_out(task):
@@ -268,7 +287,7 @@ def late_fusions(backbone, data: str, products: int, conditions, seed: int = 0) 
             raise Unsolved(f'{task.name}/{task.task}: nothing was set for it; there are {", ".join(tasks)}')
         return tasks[task.task]
 
-    given = dict(backbone=backbone, validation=held_out, read=TextMemory(backbone))
+    given = dict(backbone=backbone, validation=held_out, read=category_memory(backbone, data, products, seed))
     return [TunedSum(name='image_text_tuned', **given), TunedProduct(name='score_product', **given)]
 
 
@@ -374,7 +393,8 @@ FILTER_NOTE = (
 RIVAL_NOTES = dict(
     tuned='*Tuned* is Image + Text with the weight that is best on validation products; the score product multiplies'
     ' the cosines to image and text, each rescaled to 0 to 1 by its smallest and largest value among validation'
-    ' products.',
+    ' products. The name of a category is in no caption that the backbone has read, so for a category these, Image +'
+    ' Text and Text only read the mean feature of the captions of validation products of this category.',
     crop='A *crop* is what a ViT sees at the box that a detector finds for the condition; at the *true box*,'
     ' which is an annotation, it is an upper bound.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
