@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIFF', 'BRIEF_SYNTHETIC', 'BRIEF', 'CONTROL_TITLES',
-           'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step', 'kept_score', 'known_as',
-           'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config', 'trained_entry', 'trained_entries',
-           'at_start', 'named_control', 'start_entry', 'control_entries', 'with_controls', 'compared_methods',
-           'judged_pairs', 'tuning_notes', 'cached', 'read_cached']
+           'RATES_PAGE', 'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step',
+           'kept_score', 'known_as', 'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config',
+           'trained_entry', 'trained_entries', 'at_start', 'named_control', 'start_entry', 'control_entries',
+           'with_controls', 'compared_methods', 'judged_pairs', 'rate_was_searched', 'tuning_notes', 'cached',
+           'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -18,9 +20,9 @@ import pandas as pd
 from .. import api
 from ..api import TrainingConfig
 from ..backbones.features import TextMemory
-from ..core.experiment_files import names_experiment, parameters
+from ..core.experiment_files import names_experiment, parameters, read_params
 from ..core.code import loader_version
-from ..core.store import fingerprint, manifest, stored, stored_json, stored_table
+from ..core.store import fingerprint, manifest, project_root, stored, stored_json, stored_table
 from .comparison import UNTRAINED, not_alike_note
 from ..methods.late_fusion import BASELINES, fusion_notes
 from ..methods.pseudo_words import TextInPrompt
@@ -255,18 +257,36 @@ def _kept_of(given: dict) -> str:
     return f'best of a validation every {every:,} of {steps}' if every else f'last of {steps}'
 
 
+RATES_PAGE = '07_ablations/learning_rates'  # of the profile full
+
+
+@lru_cache
+def _searched_trainings() -> list:  # of dicts
+    "The parameters of the trainings whose learning rates the page RATES_PAGE compares."
+    folder = project_root() / 'params' / 'full'
+    named = read_params(folder / f'{RATES_PAGE}.yaml')['trainings']
+    return [dict(backbone='tiny') | read_params(folder / f'{name}.yaml') for name in named]
+
+
+def rate_was_searched(params: dict) -> bool:
+    "Whether the page RATES_PAGE compares learning rates of a training with these parameters; seeds and starts aside."
+    asked = params.keys() - {'seed', 'start', 'pretrained'}
+    same = [all(params[k] == given[k] for k in asked & given.keys()) for given in _searched_trainings()]
+    return any(same)
+
+
 def tuning_notes(entries: list) -> list:  # of str
-    """What was tuned for each side, for below a table: the options and queries of each late fusion, a line each; that
-    the sides were not tuned alike; then the learning rate of each training, its length, and which weights it keeps."""
-    first = {e.title: manifest(e.run)['params'] for e in reversed(entries) if e.run}
-    said = [f'{title} {p["lr"]:g}, {_kept_of(p)}' for title, p in reversed(first.items())]
-    trained = f'Learning rate of each training, one each, not searched on this page: {"; ".join(said)}.'
-    fusions = fusion_notes(entries)
-    apart = not_alike_note(
-        'validation queries set the late fusions, and this page searches no setting of a training. What was tried for'
-        ' one elsewhere, if anything, is in the first line of its parameter file'
-    )
-    return [*fusions, *([apart] if said and fusions else []), *([trained] if said else [])]
+    """What was tuned for each side, for below a table: the options and queries of each late fusion, a line each;
+    whether the sides were not tuned alike; then the learning rate of each training, its length, and which weights it
+    keeps."""
+    fusions, first = fusion_notes(entries), {e.title: manifest(e.run)['params'] for e in reversed(entries) if e.run}
+    said = {title: f'{title} {p["lr"]:g}, {_kept_of(p)}' for title, p in reversed(first.items())}
+    rest = [title for title in said if not rate_was_searched(first[title])]
+    searched = '; '.join(line for title, line in said.items() if title not in rest)
+    lines = [f'Learning rate, of those that {RATES_PAGE} compares on validation data: {searched}.'] if searched else []
+    lines += [f'Learning rate, not searched: {"; ".join(said[title] for title in rest)}.'] if rest else []
+    apart = not_alike_note(f'validation queries set the late fusions, but not the learning rate of {", ".join(rest)}')
+    return [*fusions, *([apart] if rest and fusions else []), *lines]
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #02a04b1e
 RANKING_COLUMNS = ['method', 'seed', 'draw', 'task', 'query_id', 'rank', 'gallery_size']
