@@ -451,11 +451,12 @@ def with_controls_and_rerankers(entries: list, model, tuning: list, p: dict) -> 
 class SampledRun(MatrixRun):
     "A run whose CompoDiffs rank with settings of the sampler that validation queries choose."
 
-    samplers: dict = field(default_factory=dict)  # (method, benchmark, empty for all) -> ChosenSampler
+    samplers: dict = field(default_factory=dict)  # (method, benchmark) -> ChosenSampler
+    untrained_as: str = ZERO_SHOT  # the method whose settings the untrained network has
 
     def sampled(self, entry: Entry, benchmark: str) -> Entry:
-        "An entry with the setting that is chosen for a benchmark, where there is one; the untrained as stage 2."
-        name = ZERO_SHOT if entry.name == 'compodiff_untrained' else entry.name
+        "An entry with the setting that is chosen for a benchmark, where there is one."
+        name = self.untrained_as if entry.name == 'compodiff_untrained' else entry.name
         chosen = self.samplers.get((name, benchmark))
         return with_sampler(entry, chosen.best) if chosen else entry
 
@@ -492,9 +493,10 @@ def benchmark_samplers(entries: list, tuning: list, p: dict) -> dict:  # (method
     return found
 
 
-def rank_sampled(run: SampledRun, seed: int = 0) -> SampledRun:
-    "The run with the rankings of its entries on its benchmarks, each with the setting that is chosen there."
-    pairs = [in_sentences(run.sampled(e, b.name), b) for e, b in solvable_pairs(run.entries, run.benchmarks)]
+def rank_sampled(run: SampledRun, seed: int = 0, read=in_sentences) -> SampledRun:
+    """The run with the rankings of its entries on its benchmarks, each with the setting that is chosen there; `read`:
+    what gives the methods their texts."""
+    pairs = [read(run.sampled(e, b.name), b) for e, b in solvable_pairs(run.entries, run.benchmarks)]
     keep_states(run.entries, [t for _, b in pairs for t in b.tasks.values()])
     folders = rank_pairs(pairs)
     run.per_query = read_cached(folders, columns=['benchmark', *RANKING_COLUMNS])

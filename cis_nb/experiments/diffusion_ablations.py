@@ -117,7 +117,6 @@ from cis_nb.experiments.matrix import (
     main_metric,
     main_rows,
     query_scores,
-    rank_all,
     strongest_on,
     unsolved_tasks,
 )
@@ -149,7 +148,7 @@ def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
     return pd.concat([query_scores(q, main_metric(name, run.results)) for name, q in parts], ignore_index=True)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #d616bba7
-def validation_queries(p: dict) -> dict:  # name -> Task
+def validation_queries(p: dict) -> dict:  # benchmark -> {task: Task}
     """The queries that choose guidance weights: at most `chosen_on` (0: all) of each of the benchmarks of `p` that has
     some in another world or split. Unsolved if none has."""
     found, missing = {}, []
@@ -159,7 +158,8 @@ def validation_queries(p: dict) -> dict:  # name -> Task
         except Unsolved as e:
             missing.append(str(e))
             continue
-        found |= {f'{b.name}/{key}': task for key, task in choosing_tasks(b, p['chosen_on']).items()}
+        if tasks := choosing_tasks(b, p['chosen_on']):
+            found[b.name] = tasks
     if not found:
         raise Unsolved(f'benchmarks: none has validation queries: {"; ".join(missing)}')
     return found
@@ -170,11 +170,13 @@ def guidance_points(method: CompoDiffMethod, p: dict) -> list:  # of Sampler
     return [Sampler(method.steps, float(a), float(b)) for a in p['w_images'] for b in p['w_texts']]
 
 
-def variant_samplers(entries: list, p: dict) -> dict:  # (name, '') -> ChosenSampler
-    "The guidance weights that validation queries of all benchmarks of `p` choose for each row of entries."
-    tasks, rows = validation_queries(p), same_training(entries)
-    rows = progress(rows.items(), 'guidance', 'variant')
-    return {(name, ''): choose_sampler(same, guidance_points(same[0].method, p), tasks) for name, same in rows}
+def variant_samplers(entries: list, p: dict) -> dict:  # (name, benchmark) -> ChosenSampler
+    "The guidance weights that the validation queries of each benchmark of `p` choose for each row of entries."
+    asked = [*product(same_training(entries).items(), validation_queries(p).items())]
+    return {
+        (name, benchmark): choose_sampler(same, guidance_points(same[0].method, p), tasks)
+        for (name, same), (benchmark, tasks) in progress(asked, 'guidance', 'row')
+    }
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #8c5da50d
 CONTROL_ROWS = (
@@ -185,23 +187,18 @@ CONTROL_ROWS = (
 
 def rank_denoisers(p: dict, others) -> SampledRun:
     """The benchmarks, baselines and `others` (backbone -> trained entries) of an experiment, each with its own guidance
-    weights, with the late fusions and controls. FileNotFoundError if none of the benchmarks is there."""
+    weights on each benchmark, with the late fusions and controls. FileNotFoundError if no benchmark is there."""
     found, missing = load_benchmarks(p['benchmarks'], p['data'], p['world_seed'])
     if not found:
         raise FileNotFoundError('; '.join(missing.values()))
-    given = p | dict(trainings=[], methods=list(dict.fromkeys(['text_only', *p['methods'], *BASELINES])))
-
-    chosen = {}
-
-    def with_untrained(model) -> list:
-        trained = others(model)
-        chosen.update(variant_samplers(trained, p))
-        trained = [with_sampler(e, chosen[e.name, ''].best) for e in trained]
-        return [untrained_denoiser(trained[0]), *trained]
-
-    run = SampledRun(**vars(rank_all(given, found, missing, with_untrained)), samplers=chosen)
+    model = load_backbone(p['backbone'], p['pretrained'], p['device'])
+    methods, trained = list(dict.fromkeys(['text_only', *p['methods'], *BASELINES])), others(model)
+    plain = compared_methods(p | dict(trainings=[], methods=methods), model)
+    entries = [*plain, untrained_denoiser(trained[0]), *trained]
+    run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found))
+    run.samplers, run.untrained_as = variant_samplers(trained, p), trained[0].name
+    run = rank_sampled(run, p['seed'], read=lambda entry, benchmark: (entry, benchmark))
     run.per_query = benchmark_scores(run)
-    run.folders = [*run.folders, *(f for c in chosen.values() for f in c.folders)]
     return run
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #c926d678
@@ -508,9 +505,9 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, base: int, favoured: 
 
 
 def chosen_table(run: SampledRun) -> pd.DataFrame:
-    """The chosen weights of each row, and of each benchmark where it has its own, with their score on the validation
-    queries, and that of the training's weights."""
-    titles = {'': ''} | {name: f', {title.split()[0]}' for name, title in metric_titles(run).items()}
+    """The chosen weights of each row on each benchmark, with their score on the validation queries, and that of the
+    training's weights."""
+    titles = {name: f', {title.split()[0]}' for name, title in metric_titles(run).items()}
     rows = [
         [run.titles[name] + titles[benchmark], c.best.steps, f'{c.best.w_image:g}', f'{c.best.w_text:g}']
         + [f'{c.scores[s]:.1f}' for s in (c.best, c.trained)]
@@ -521,7 +518,8 @@ def chosen_table(run: SampledRun) -> pd.DataFrame:
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #e1bf6720
 def chosen_note(p: dict) -> str:
     "Which queries have chosen, and among which weights."
-    tasks, weights = validation_queries(p), [', '.join(f'{w:g}' for w in p[name]) for name in ('w_images', 'w_texts')]
+    weights = [', '.join(f'{w:g}' for w in p[name]) for name in ('w_images', 'w_texts')]
+    tasks = {f'{b}/{key}': t for b, named in validation_queries(p).items() for key, t in named.items()}
     asked = ', '.join(f'{len(t)} of {name} ({t.protocol.id})' for name, t in tasks.items())
     among = f'w_I of {weights[0]}, w_T of {weights[1]}, and those of the training'
     return f'queries: {asked}, each asked of one training seed in turn; {among}'

@@ -70,7 +70,7 @@ def rank_fine_tuned(p: dict, second: list, experiment: str, benchmark: str) -> S
 
 # %% ../../nbs/05b_experiments/34_fine_tuning.ipynb #f7e00010
 def joined_runs(runs: list) -> SampledRun:
-    "Runs on one benchmark each as one run; the key of a chosen sampler has the benchmark."
+    "Runs on one benchmark each as one run."
     tables = {
         k: pd.concat([getattr(r, k) for r in runs], ignore_index=True) for k in ('per_query', 'results', 'unsolved')
     }
@@ -80,7 +80,7 @@ def joined_runs(runs: list) -> SampledRun:
         model=runs[0].model,
         entries=[e for r in runs for e in r.entries],
         folders=[f for r in runs for f in r.folders],
-        samplers={(m, *r.benchmarks): c for r in runs for (m, _), c in r.samplers.items()},
+        samplers={key: c for r in runs for key, c in r.samplers.items()},
         **tables,
     )
 

@@ -31,7 +31,7 @@ def ranked(ranks: dict, benchmark='cirr', seeds=(0, 1)) -> SampledRun:
     about = dict(benchmark=benchmark, task='full', metric='recall', k=1, ci_low=0.0, ci_high=1.0, n=40)
     results = pd.DataFrame([dict(about, method=m, seed=s, value=1.0) for m in ranks for s in seeds])
     entries = [SimpleNamespace(name=m, title=m, run='a run' if k else None, method=None) for k, m in enumerate(ranks)]
-    chosen = {(m, ''): f'weights of {m}' for m in ranks}
+    chosen = {(m, benchmark): f'weights of {m}' for m in ranks}
     run = SampledRun({benchmark: None}, {}, None, entries, [], pd.DataFrame(rows), results, pd.DataFrame(), chosen)
     run.per_query = A.benchmark_scores(run)
     return run
