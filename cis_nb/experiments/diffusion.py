@@ -5,36 +5,36 @@
 # %% auto #0
 __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STATES_LIMIT', 'SENTENCES', 'MIX', 'PRINTED',
            'CIRR_PARTS', 'HEADINGS', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES', 'NEGATIVE_PAIRS',
-           'LESS_IS_BETTER', 'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'GUIDANCE_ACTS',
-           'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'WEIGHTS_OF', 'MOVED', 'ACTS', 'ZERO_SHOT_ROWS', 'STAND_INS',
-           'PUBLISHED_RIVALS', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of',
-           'with_sampler', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks', 'validation_among', 'tuned_on',
-           'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler', 'sampler_scores',
-           'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks', 'same_training',
-           'in_sentences', 'choosing_queries', 'one_benchmark', 'evenly_by_image', 'all_benchmarks', 'rivals_at_start',
-           'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'choosing_numbers', 'with_chosen_prompts',
-           'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table',
-           'leads_forest', 'mix_in_words', 'triplets_read', 'diffusion_trainings', 'refused_tasks', 'share_note',
-           'rerank_note', 'ranks_of_rows', 'starts_note', 'steps_in_words', 'sampler_words', 'sampler_note',
-           'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label',
-           'regime', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
-           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
-           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'edited_sums',
-           'edited_sums_note', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'effects_note',
-           'effect_leads', 'searches_table', 'effect_leads_table', 'effect_forest', 'mask_queries', 'kept_share',
-           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
-           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'ranked_note',
-           'run_guidance', 'rank_beside', 'beside_differences', 'beside_table', 'beside_words', 'weight_rows',
-           'some_points', 'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses',
-           'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_results', 'guidance_finding',
-           'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words',
-           'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest', 'against_baselines', 'cirr_rivals',
-           'cirr_groups', 'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'gain_apart', 'acts_words',
-           'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line', 'printed_recalls',
-           'zero_shot_evidence', 'claimed_metric', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'LESS_IS_BETTER', 'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO', 'OF_SYNTHETIC',
+           'GUIDANCE_ACTS', 'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'WEIGHTS_OF', 'MOVED', 'ACTS', 'ZERO_SHOT_ROWS',
+           'STAND_INS', 'PUBLISHED_RIVALS', 'COMPOSITION_ORDER', 'compodiff_entries', 'zero_shot_entries', 'Sampler',
+           'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers', 'tuning_benchmarks',
+           'validation_among', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn', 'ChosenSampler',
+           'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly', 'choosing_tasks',
+           'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark', 'evenly_by_image', 'all_benchmarks',
+           'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name', 'choosing_numbers',
+           'with_chosen_prompts', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals',
+           'diffusion_leads', 'leads_table', 'leads_forest', 'mix_in_words', 'triplets_read', 'diffusion_trainings',
+           'refused_tasks', 'share_note', 'rerank_note', 'ranks_of_rows', 'starts_note', 'steps_in_words',
+           'sampler_words', 'sampler_note', 'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable',
+           'printed_columns', 'own_name', 'row_label', 'regime', 'beside_printed', 'joined_cutoffs',
+           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
+           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
+           'first_of', 'EditedSum', 'edited_sum', 'edited_sums', 'edited_sums_note', 'search_lines', 'negative_search',
+           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'ranked_note', 'run_guidance', 'rank_beside', 'beside_differences',
+           'beside_table', 'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures',
+           'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence',
+           'points_note', 'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words',
+           'mask_words', 'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'by_task_note',
+           'strongest_forest', 'against_baselines', 'cirr_rivals', 'cirr_groups', 'cirr_words', 'cirr_forest',
+           'act_words', 'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding', 'compodiff_reading',
+           'control_evidence', 'pair_line', 'printed_recalls', 'zero_shot_evidence', 'claimed_metric', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -1558,7 +1558,10 @@ def changing_query(grid: pd.DataFrame, training: int) -> str:
     return str(counts.sort_values(['different', 'right'], ascending=False, kind='stable').index[0])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #00094c4c
-PUBLISHED_STAGE_TWO = dict(task_mix=[0.3, 0.3, 0.4], condition_dropout=0.1, predicts='x0', text_tokens=False)
+PUBLISHED_STAGE_TWO = dict(task_mix=[0.3, 0.3, 0.4], edits=0.0, condition_dropout=0.1, predicts='x0', text_tokens=False)
+
+
+OF_SYNTHETIC = ('task_mix', 'edits')  # parameters of it that a fine-tuning, which reads no synthetic triplets, has not
 
 
 def recipe_departures(entries: list) -> str:  # of Entry
@@ -1567,7 +1570,7 @@ def recipe_departures(entries: list) -> str:  # of Entry
     run, other = next((e.run for e in compodiff_entries(entries) if e.run), None), {}
     while run:
         given = manifest(run)['params']
-        asked = {k: v for k, v in PUBLISHED_STAGE_TWO.items() if k != 'task_mix' or given['stage'] == '2'}
+        asked = {k: v for k, v in PUBLISHED_STAGE_TWO.items() if k not in OF_SYNTHETIC or given['stage'] == '2'}
         other |= {k: given[k] for k, v in asked.items() if given.get(k, v) != v}
         run = start_run(given['start']) if given['stage'] == 'finetune' else None
     return ', '.join(f'{k} {given} (published: {PUBLISHED_STAGE_TWO[k]})' for k, given in other.items())
