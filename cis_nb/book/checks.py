@@ -19,6 +19,7 @@ from pathlib import Path
 import pandas as pd
 from ..api import REGISTRY
 from ..core.code import PACKAGE, imports_of, named_closure
+from ..core.documents import likely
 from ..core.experiment_files import code_cells, notebooks, chapter_settings, read_notebook
 from ..core.store import project_root
 
@@ -43,7 +44,9 @@ def chapter_name(given: str) -> str:
 def tests_of(chapter: str) -> list:  # paths
     "The tests of a notebook's module, and those that run the notebook; ValueError for an unknown notebook."
     if chapter not in notebooks():
-        raise ValueError(f'NB={chapter}: there is no nbs/{chapter}.ipynb; known: {", ".join(notebooks())}')
+        near = likely(chapter, notebooks(), 0.4) if chapter else []
+        hint = f'; did you mean {" or ".join(near)}?' if near else ', such as NB=04b_methods/05_lincir'
+        raise ValueError(f'NB={chapter}: there is no nbs/{chapter}.ipynb; name a notebook below nbs/{hint}')
     texts = {p: p.read_text(encoding='utf-8') for p in test_files()}
     found = {p for p, text in texts.items() if re.search(rf'\b{chapter}\b', text)}
     if module := module_of(notebooks()[chapter]):

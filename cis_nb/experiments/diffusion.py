@@ -1711,7 +1711,7 @@ def inactive_weights(grid: pd.DataFrame, at: tuple, seed: int = 0) -> str:
         if verdict(c) == 'better':
             continue
         means, against = along(grid, w, at).groupby(w)[score].mean(), verdict(c) == 'worse'
-        head = f'A larger {name} does not act as asked' if against else f'No effect of a larger {name} is shown'
+        head = f'A larger {name} does not act as asked' if against else f'No effect of a larger {name} on this is shown'
         said.append(
             f'{head}: {TRADE[score]}, largest − smallest {name}, {format_difference(c, change)}; highest at {name}'
             f' {means.idxmax():g} ({means.max():.1f}).'
@@ -1743,7 +1743,8 @@ def mask_words(effects: dict, leads: dict) -> str:
         'the box around it': (ZERO_SHOT, 'box', 'none', 'localised'),
     }
     beside = _said_beside(effects, others, leads, of)
-    return f'Edits in the mask, with − without {format_difference(effects[ZERO_SHOT, *of], change)} ({beside})'
+    what = 'Localised (objects outside the mask kept − objects inside it shown), with a mask − without'
+    return f'{what} {format_difference(effects[ZERO_SHOT, *of], change)} ({beside})'
 
 
 def place_words(effects: dict, leads: dict) -> str:

@@ -11,21 +11,22 @@ __all__ = ['CONTROL_ROWS', 'PAPER_METRICS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS',
            'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name', 'training_name',
            'with_steps', 'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds', 'slope_ratio',
            'near_evidence', 'rise_evidence', 'over_seeds_only', 'time_evidence', 'is_fine_tuned', 'step_evidence',
-           'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding', 'chosen_table',
-           'chosen_note', 'tuning_note', 'validation_steps', 'steps_note', 'printed_steps', 'printed_losses',
-           'mixture_table', 'by_recipe', 'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants',
-           'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure',
-           'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
-           'forgetting_evidence', 'caption_comparisons', 'caption_forest', 'RandomDenoising', 'chosen_denoiser',
-           'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table',
-           'form_evidence', 'form_finding', 'published_parameters', 'projected_hours', 'projected_hours_table',
-           'denoiser_rate_table', 'sampler_measurements', 'denoiser_measurements', 'sampler_table', 'sampler_sentence',
-           'image_triplet_rates', 'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants',
-           'encoder_table', 'stand_ins_as_own', 'encoder_evidence', 'state_variants', 'sampled_in_one_step',
-           'train_states', 'trained_triplets', 'state_differences', 'state_effects', 'state_table', 'state_mask_table',
-           'state_forest', 'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
-           'steadiness_evidence', 'has_learned', 'prediction_evidence', 'prediction_finding', 'prediction_figure',
-           'printed_variants', 'printed_captions', 'setting_here', 'compared_settings', 'settings_table']
+           'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding',
+           'without_favoured', 'chosen_table', 'chosen_note', 'tuning_note', 'validation_steps', 'steps_note',
+           'printed_steps', 'printed_losses', 'mixture_table', 'by_recipe', 'stage_two_evidence', 'triplet_name',
+           'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
+           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
+           'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
+           'RandomDenoising', 'chosen_denoiser', 'denoiser_training_rates', 'random_queries', 'sample_by_branch',
+           'sampler_rates', 'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters',
+           'projected_hours', 'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements',
+           'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table',
+           'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table', 'stand_ins_as_own',
+           'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets',
+           'state_differences', 'state_effects', 'state_table', 'state_mask_table', 'state_forest', 'state_finding',
+           'with_other_start', 'train_predictions', 'training_curves', 'loss_changes', 'steadiness_evidence',
+           'has_learned', 'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants',
+           'printed_captions', 'setting_here', 'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import time
@@ -56,7 +57,14 @@ from ..core.plotting import color, draw_intervals, forest, page
 from ..core.report import peak_memory_bytes, progress
 from ..core.store import manifest, project_root, stored_json
 from ..data.roots import dataset_root, is_world
-from .combiner_ablations import as_own, claim_evidence, needed_for, of_clause, untested
+from cis_nb.experiments.combiner_ablations import (
+    BY_CONSTRUCTION,
+    as_own,
+    claim_evidence,
+    needed_for,
+    of_clause,
+    untested,
+)
 from cis_nb.experiments.comparison import (
     UNTRAINED,
     brief_difference,
@@ -392,15 +400,17 @@ def over_seeds_only(lines: list) -> list:
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #125f20d4
 def time_evidence(seconds: dict, repeats: int) -> list:  # of lines
-    "C12: time is linear in the steps, and that of a hundred is at least half of twenty times that of five."
+    """C12: time is linear in the steps, and that of a hundred is at least half of twenty times that of five; both by
+    construction, as each step calls the network once."""
     ratio = slope_ratio(seconds)
     lines = [
         ratio_evidence('slope of time, upper half to lower half: times − 0.5', ratio, 0.5, repeats),
         ratio_evidence('2 − slope of time, upper half to lower half', ratio * -1, -2, repeats),
     ]
-    if not {5, 100} <= set(seconds):
-        return [*lines, untested('time of 100 steps beside 5; this run lacks them')]
-    return [*lines, ratio_evidence('time of 100 steps to 5: times − 10', seconds[100] / seconds[5], 10, repeats)]
+    if both := {5, 100} <= set(seconds):
+        lines += [ratio_evidence('time of 100 steps to 5: times − 10', seconds[100] / seconds[5], 10, repeats)]
+    certain = [dict(c, role=BY_CONSTRUCTION) for c in lines]
+    return certain if both else [*certain, untested('time of 100 steps beside 5; this run lacks them')]
 
 
 AFTER_TUNING = 'the same after fine-tuning'  # a clause of claims on tables with a supervised half
@@ -502,6 +512,13 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, base: int, favoured: 
     ms = [f'{1000 * alone[n].value:.0f} ms with {steps_in_words(n)}' for n in dict.fromkeys([steps[0], base])]
     kept = f'Validation with {steps_in_words(favoured)} chose the checkpoints, which favours {steps_in_words(favoured)}'
     return '. '.join([*said, kept, f'A query alone takes {", ".join(ms)}'])
+
+
+def without_favoured(found: dict, favoured: int, base: int) -> dict:  # (row, benchmark) -> comparison
+    """Differences to `base` steps; that of the number of steps with which validation has chosen the checkpoints
+    (`validation_steps`) has no verdict, as the others were not tuned alike."""
+    rows = {step_name(favoured), training_name(favoured)} if favoured != base else set()
+    return {(m, name): dict(c, untuned=True) if m in rows else c for (m, name), c in found.items()}
 
 
 def chosen_table(run: SampledRun) -> pd.DataFrame:

@@ -325,7 +325,7 @@ def order_line(per_query, results, titles: dict, seed=0) -> str:
         f'{titles[r.method]} {r.value:.1f}{" > " if s else " ≈ "}'
         for r, s in zip(order.itertuples(), [*sure, order.ci_low.iloc[-1] > guess])
     ]
-    return ''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks)'
+    return ''.join(words) + f'chance {guess:.1f} (mean R@1 of {per_query.task.nunique()} tasks; ≈: undecided)'
 
 # %% ../../nbs/05b_experiments/02_genecis.ipynb #3f82f96b
 MEAN = 'mean'  # of the tasks, in `genecis_leads`

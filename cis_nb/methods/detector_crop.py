@@ -22,7 +22,7 @@ from ..core.report import progress
 from ..core.store import fingerprint, stored, stored_array
 from ..data.image_sources import ImageSource
 from ..data.products import LRVSF_CATEGORIES, white_square
-from ..data.roots import data_root
+from ..data.roots import WORLD, data_root
 from .baselines import method as baseline
 from .task_specific import OpenDetector, WindowDetector
 from ..world.lrvsf import is_drawn, visible_boxes_of
@@ -135,7 +135,7 @@ def _ridge(inputs: Tensor, targets: Tensor, strength: float = 1.0) -> Tensor:  #
 
 def learned_windows(backbone, products: int = LEARNED_FROM, seed: int = 0) -> LearnedWindows:
     "Windows that have learned the boxes of validation products of the world of `seed`; kept in the store."
-    fresh, pairs = LearnedWindows(backbone), product_pairs('world', 'val', products, backbone.image_size, seed)
+    fresh, pairs = LearnedWindows(backbone), product_pairs(WORLD, 'val', products, backbone.image_size, seed)
 
     def build(folder):
         inputs, targets = _overlaps(fresh, pairs)
