@@ -75,4 +75,7 @@ def test_a_chapter_is_known_by_its_name_and_by_the_path_of_its_notebook(given, m
 
 def test_an_unknown_chapter_is_named_as_the_book_names_it(capsys):
     assert main(['chapter', 'nbs/05_lincir.ipynb']) == 2
-    assert 'there is no nbs/05_lincir.ipynb; known: ' in capsys.readouterr().err
+    assert (
+        'there is no nbs/05_lincir.ipynb; name a notebook below nbs/; did you mean 04b_methods/05_lincir'
+        in capsys.readouterr().err
+    )
