@@ -5,24 +5,25 @@
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'CONDVIT_FILES', 'CHOSEN', 'FILTER_NOTE', 'RIVAL_NOTES',
            'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT', 'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS',
-           'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED', 'ABOVE_DETECTION',
-           'ALIKE_SLOPES', 'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name',
-           'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
-           'category_memory', 'with_categories', 'run_referred', 'held_out_tasks', 'late_fusions', 'recall_at_1',
-           'condvit_at_start', 'checkpoint_entries', 'best_prompt', 'entries_with_prompts', 'cropped_entries',
-           'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'training_budgets',
-           'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
-           'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
-           'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
-           'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'referred_finding',
-           'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table', 'methods_by_category',
-           'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure',
-           'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery',
-           'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note',
-           'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as',
-           'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text',
-           'caption_gain', 'late_fusion', 'category_accuracy', 'over_crop', 'accuracy_lines', 'slope_interval',
-           'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'ANNOTATED', 'SMALL_WORDS', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED',
+           'ABOVE_DETECTION', 'ALIKE_SLOPES', 'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under',
+           'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred',
+           'subsets_of', 'category_memory', 'with_categories', 'run_referred', 'held_out_tasks', 'late_fusions',
+           'recall_at_1', 'condvit_at_start', 'checkpoint_entries', 'best_prompt', 'entries_with_prompts',
+           'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes',
+           'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
+           'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend',
+           'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves',
+           'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note',
+           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
+           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
+           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
+           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
+           'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
+           'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'lead_line',
+           'over_filter', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'over_crop',
+           'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'slope_lines', 'size_slopes',
+           'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -709,10 +710,15 @@ def _beaten(gains: dict) -> set:
     return {m for m, c in gains.items() if verdict(c) == 'better'}
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #e09c2e56
-def rivals_and_controls(gains: dict) -> dict:  # rivals, controls -> methods
-    "What a method is compared with; controls (`kind_of_rival`) show what training and reference add."
-    controls = [m for m in gains if kind_of_rival(m) == 'control']
-    return dict(rivals=[m for m in gains if m not in controls], controls=controls)
+ANNOTATED = 'true_box_crop'  # how the name of a method ends that reads annotations of the query
+
+
+def rivals_and_controls(gains: dict) -> dict:  # rivals, controls, upper bounds -> methods
+    """What a method is compared with; controls (`kind_of_rival`) show what training and reference add, upper bounds
+    read annotations of the query."""
+    bounds = [m for m in gains if base_name(m).endswith(ANNOTATED)]
+    controls = [m for m in gains if kind_of_rival(m) == 'control' and m not in bounds]
+    return {'rivals': [m for m in gains if m not in [*controls, *bounds]], 'controls': controls, 'upper bounds': bounds}
 
 
 def compared_note(run: ReferredRun, gains: dict) -> str:
@@ -726,18 +732,20 @@ def compared_note(run: ReferredRun, gains: dict) -> str:
 
 
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
-    """R@1 of a method beside chance and its strongest rival, its Cat@1, how many rivals and controls are behind, and
-    the kinds of rivals that the run lacks."""
+    """R@1 of a method beside chance, its strongest rival and an upper bound, its Cat@1, how many rivals and controls
+    are behind, and the kinds of rivals that the run lacks."""
     mine = results[(results.task == 'category') & (results.distractors == distractors) & (results.k == 1)]
     mean = mine[mine.metric == 'recall'].groupby('method').value.mean()
     lacking = f'. Not compared: {lacking_rivals(run)}' if lacking_rivals(run) else ''
-    title, strongest = run.titles, mean[[*gains]].idxmax()
-    groups, beaten = rivals_and_controls(gains), _beaten(gains)
+    title, groups, beaten = run.titles, rivals_and_controls(gains), _beaten(gains)
+    bounds = groups.pop('upper bounds')
+    strongest = mean[[m for m in gains if m not in bounds] or bounds].idxmax()
+    beside = [f'{title[m]} {mean[m]:.1f} %, difference {format_difference(gains[m])}' for m in (strongest, *bounds)]
     guess = _beside_chance(mean[method], run.benchmark.tasks['category'], distractors)
     behind = ' and '.join(f'{len(beaten & {*ms})} of {len(ms)} {name}' for name, ms in groups.items() if ms)
     return (
         f'R@1 under the category among {distractors:,} distractors: {title[method]} {mean[method]:.1f} %, strongest '
-        f'rival {title[strongest]} {mean[strongest]:.1f} %, difference {format_difference(gains[strongest])}. '
+        f'rival {"; ".join(beside)}. '
         f'{title[method]} is better than {behind}; its R@1 is {guess}{_cat_at_1(mine, method)}{lacking}'
     )
 
