@@ -1570,7 +1570,9 @@ def recipe_departures(entries: list) -> str:  # of Entry
     run, other = next((e.run for e in compodiff_entries(entries) if e.run), None), {}
     while run:
         given = manifest(run)['params']
-        asked = {k: v for k, v in PUBLISHED_STAGE_TWO.items() if k not in OF_SYNTHETIC or given['stage'] == '2'}
+        left_out = () if given['stage'] == '2' else OF_SYNTHETIC
+        left_out = (*left_out, 'edits') if given.get('shards') else left_out  # published triplets are not drawn
+        asked = {k: v for k, v in PUBLISHED_STAGE_TWO.items() if k not in left_out}
         other |= {k: given[k] for k, v in asked.items() if given.get(k, v) != v}
         run = start_run(given['start']) if given['stage'] == 'finetune' else None
     return ', '.join(f'{k} {given} (published: {PUBLISHED_STAGE_TWO[k]})' for k, given in other.items())

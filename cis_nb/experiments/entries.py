@@ -49,6 +49,7 @@ BRIEF_COMPODIFF = dict(
     start='none',
     world_images=60,
     samples=60,
+    edits=0.0,
     inpainted=30,
     cirr=60,
     steps=20,
