@@ -491,6 +491,13 @@ MAP_LABELS = dict(
 )
 
 
+def _page_for(name: str, pages) -> str:
+    "The page of an experiment, or that of its chapter; empty if there is neither."
+    folder, _, last = name.rpartition('/')
+    chapter = '/'.join(filter(None, (folder, last.partition('.')[0])))
+    return next((n for n in (name, chapter) if n in pages), '')
+
+
 def _map_row(row, states: dict, profile: str, pages) -> dict:
     "The values of a row of the map; `pages`: names of all pages of the site."
     state, made, here = map_state(row, states, profile), made_by(row), made_in(row, profile)
@@ -502,7 +509,7 @@ def _map_row(row, states: dict, profile: str, pages) -> dict:
         what=row.what,
         state=state,
         label=MAP_LABELS[state],
-        experiments=[(p, name, name in ran, name in pages) for p, name in shown],
+        experiments=[(p, name, name in ran, _page_for(name, pages)) for p, name in shown],
         complete_in=[f'{p}/{name}' for p, name in made if name in ran and not covers(profile, p)],
         waits=row.waits,
         is_diagram=state == 'diagram',

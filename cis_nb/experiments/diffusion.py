@@ -1676,9 +1676,12 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #feff479e
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
-    "What each weight moves, and whether the ends of a weight hurt."
+    "Where recall is highest, what each weight moves, and whether the ends of a weight hurt."
     trade, losses = trade_differences(grid, at, seed), extreme_losses(grid, at, k, seed).values()
-    said = [
+    w_image, w_text, best = best_point(grid, k)
+    here = grid_values(grid, k=k).loc[at[1], at[0]]
+    peak = f'R@{k} is highest, {best:.1f} %, at w_I {w_image:g}, w_T {w_text:g}'
+    said = [f'{peak}; with the weights of the training, {at[0]:g} and {at[1]:g}, it is {here:.1f} %'] + [
         f'{WEIGHTS_OF[w]}, largest − smallest value: {MOVED[score]} {brief_difference(trade[w, score], change)}'
         for w, score in claimed_scores(grid).items()
     ]

@@ -445,6 +445,9 @@ def rival_notes(run: ReferredRun) -> str:
     kinds = {rival_kind(e) for e in run.entries}
     notes = [FILTER_NOTE] if any(map(is_filtered, run.titles)) else []
     notes += [note for kind, note in RIVAL_NOTES.items() if kind in kinds]
+    crops = [e.method for e in run.entries if isinstance(e.method, CropMethod) and e.method.detector]
+    found = ', '.join(dict.fromkeys(m.detector.name for m in crops))
+    notes += [f'The [detector](../04b_methods/09_detector_crop.ipynb) is {found}.'] if found else []
     notes += [f'{_with_conditions(note)}.' for note in fusion_notes(run.entries)]
     if lacking := lacking_rivals(run):
         notes.append(f'Not in this run: {lacking}; the profile `{RIVALS_IN}` has all kinds of rivals.')
