@@ -104,6 +104,6 @@ def learning_rate_finding(scores: pd.DataFrame) -> str:
         f'{training.removeprefix("05_train.")} with {factor:.2g} times its rate ({gains[training, factor]:+.1f} points)'
         for training, factor in others.items()
     ]
-    said = f'for {len(preferred) - len(others)} of {len(preferred)} trainings'
+    said = f'For {len(preferred) - len(others)} of {len(preferred)} trainings'
     said += f' none of {scores.factor.nunique() - 1} other learning rates is ahead with each of {seeds} seeds'
     return said + (f'; one is for {", ".join(rest)}' if rest else '')

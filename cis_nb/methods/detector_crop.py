@@ -146,7 +146,7 @@ def learned_windows(backbone, products: int = LEARNED_FROM, seed: int = 0) -> Le
     given, of = dict(products=products, seed=seed), [fresh.fingerprint, pairs.images.key]
     folder = stored('windows', backbone.name, given, build, of, [fresh, _overlaps, _ridge, pairs.images.load])
     rows = fresh.backbone.D + len(fresh.share)
-    return LearnedWindows(backbone, torch.from_numpy(stored_array(folder / 'weights.npy', np.float32, (rows, fresh.D))))
+    return LearnedWindows(backbone, torch.tensor(stored_array(folder / 'weights.npy', np.float32, (rows, fresh.D))))
 
 # %% ../../nbs/04b_methods/09_detector_crop.ipynb #a187c752
 @dataclass(kw_only=True)
