@@ -263,9 +263,10 @@ RATES_PAGE = '07_ablations/learning_rates'  # of the profile full
 
 @lru_cache
 def _searched_trainings() -> list:  # of dicts
-    "The parameters of the trainings whose learning rates the page RATES_PAGE compares."
+    "The parameters of the trainings whose learning rates the page RATES_PAGE compares; none in a project without it."
     folder = project_root() / 'params' / 'full'
-    named = read_params(folder / f'{RATES_PAGE}.yaml')['trainings']
+    page = folder / f'{RATES_PAGE}.yaml'
+    named = read_params(page)['trainings'] if page.exists() else []
     return [dict(backbone='tiny') | read_params(folder / f'{name}.yaml') for name in named]
 
 
