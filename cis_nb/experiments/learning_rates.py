@@ -60,8 +60,8 @@ def preferred_rates(scores: pd.DataFrame) -> dict:  # training -> factor; 1 for 
 
 # %% ../../nbs/05b_experiments/35_learning_rates.ipynb #9a7e0012
 def _cell(scores: pd.Series) -> str:
-    "Mean and standard deviation over seeds."
-    return f'{scores.mean():.1f}' + (f' ± {scores.std():.1f}' if len(scores) > 1 else '')
+    "Mean and standard deviation over seeds, in one line."
+    return f'{scores.mean():.1f}' + (f'\u00a0±\u00a0{scores.std():.1f}' if len(scores) > 1 else '')
 
 
 def rates_table(scores: pd.DataFrame) -> pd.DataFrame:
@@ -80,7 +80,7 @@ def rates_figure(scores: pd.DataFrame):
     "The gain of each other learning rate with each seed, a row for each training."
     gains = rate_gains(scores)
     factors = list(gains.index.unique('factor'))
-    rows = {training: len(gains.index.unique('training')) - i for i, training in enumerate(gains.index.unique(0))}
+    rows = {training: -i for i, training in enumerate(scores.training.unique())}
     fig, ax = page(1.1 + 0.3 * len(rows), width=6.6)
     for i, factor in enumerate(factors):
         mine, shift = gains.xs(factor, level='factor'), 0.12 * (len(factors) - 1 - 2 * i)
