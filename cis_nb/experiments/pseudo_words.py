@@ -289,8 +289,10 @@ def order_table(run: MatrixRun, benchmarks: list, seed: int = 0) -> pd.DataFrame
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #c6405fd5
 def group_table(found: pd.DataFrame, group: str, titles: dict) -> pd.DataFrame:
-    "Methods against groups: value and interval; a heading has the queries of its group. `found`: a line a cell."
-    values = [f'{r.value:.0f} [{r.low:.0f}, {r.high:.0f}]' for r in found.itertuples()]
+    """Methods against groups: value and interval, in whole percents where a group has fewer than a hundred queries; a
+    heading has the queries of its group. `found`: a line a cell."""
+    digits = int(found.n.min() >= 100)
+    values = [f'{r.value:.{digits}f} [{r.low:.{digits}f}, {r.high:.{digits}f}]' for r in found.itertuples()]
     wide = found.assign(cell=values).pivot(index='method', columns=group, values='cell').loc[[*titles]]
     sizes = dict(zip(found[group], found.n))
     heads = {g: f'{g.replace("_", " ")} ({n:,} queries)' for g, n in sizes.items()}
