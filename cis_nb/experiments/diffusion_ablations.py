@@ -6,12 +6,12 @@
 __all__ = ['CONTROL_ROWS', 'PAPER_METRICS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS', 'TASK_VARIANTS', 'FORMS', 'STAGES', 'STAND_IN',
            'ONE_STEP', 'STATE_BEFORE', 'STATE_SCORES', 'PREDICTS_X0', 'PREDICTS_NOISE', 'PREDICTION_VARIANTS',
            'CURVE_COLUMNS', 'NOT_LEARNED', 'PRINTED_METRICS', 'SETTING_FIELDS', 'CODE_SETTINGS', 'PRINTED_BACKBONES',
-           'benchmark_scores', 'validation_queries', 'guidance_points', 'variant_samplers', 'rank_denoisers',
-           'train_denoisers', 'denoiser_differences', 'metric_titles', 'claim_titles', 'base_differences',
-           'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name', 'training_name',
-           'with_steps', 'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds', 'slope_ratio',
-           'near_evidence', 'rise_evidence', 'over_seeds_only', 'time_evidence', 'is_fine_tuned', 'step_evidence',
-           'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding',
+           'benchmark_scores', 'validation_benchmarks', 'validation_queries', 'guidance_points', 'variant_samplers',
+           'rank_denoisers', 'train_denoisers', 'denoiser_differences', 'metric_titles', 'claim_titles',
+           'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note', 'differences_finding', 'step_name',
+           'training_name', 'with_steps', 'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds',
+           'slope_ratio', 'near_evidence', 'rise_evidence', 'over_seeds_only', 'time_evidence', 'is_fine_tuned',
+           'step_evidence', 'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding',
            'without_favoured', 'chosen_table', 'chosen_note', 'tuning_note', 'validation_steps', 'steps_note',
            'printed_steps', 'printed_losses', 'mixture_table', 'by_recipe', 'stage_two_evidence', 'triplet_name',
            'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
@@ -58,7 +58,6 @@ from ..core.report import peak_memory_bytes, progress
 from ..core.store import manifest, project_root, stored_json
 from ..data.roots import dataset_root, is_world
 from cis_nb.experiments.combiner_ablations import (
-    BY_CONSTRUCTION,
     as_own,
     claim_evidence,
     needed_for,
@@ -104,6 +103,7 @@ from cis_nb.experiments.diffusion import (
     samplers_of,
     search_effect,
     steps_in_words,
+    tuned_on,
     tuning_benchmarks,
     untrained_denoiser,
     with_controls_and_rerankers,
@@ -128,7 +128,7 @@ from cis_nb.experiments.matrix import (
     strongest_on,
     unsolved_tasks,
 )
-from ..methods.late_fusion import BASELINES, validation_benchmark
+from ..methods.late_fusion import BASELINES
 from .sweeps import SweepParameters, base_of, train_variants, with_own_rates
 from .throughput import Measurement, call_seconds, count_operations, product_rate
 from .training_time import Estimate, estimates, ratio_evidence
@@ -156,21 +156,19 @@ def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
     return pd.concat([query_scores(q, main_metric(name, run.results)) for name, q in parts], ignore_index=True)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #d616bba7
+def validation_benchmarks(p: dict) -> list:  # of Benchmark
+    """The benchmarks of `p` on which settings are chosen: of the same size in another world, or their training splits.
+    Unsolved if there are none."""
+    if is_world(p['data']):
+        return [*load_benchmarks(p['benchmarks'], p['data'], 0 if p['world_seed'] else 1)[0].values()]
+    if found := tuning_benchmarks(p | dict(tuned_on=p['benchmarks'])):
+        return found
+    raise Unsolved(f'benchmarks: none of {", ".join(p["benchmarks"])} has validation queries')
+
+
 def validation_queries(p: dict) -> dict:  # benchmark -> {task: Task}
-    """The queries that choose guidance weights: at most `chosen_on` (0: all) of each of the benchmarks of `p` that has
-    some in another world or split. Unsolved if none has."""
-    found, missing = {}, []
-    for name in p['benchmarks']:
-        try:
-            b = validation_benchmark(name.partition('=')[0], p['data'], 0 if p['world_seed'] else 1)
-        except Unsolved as e:
-            missing.append(str(e))
-            continue
-        if tasks := choosing_tasks(b, p['chosen_on']):
-            found[b.name] = tasks
-    if not found:
-        raise Unsolved(f'benchmarks: none has validation queries: {"; ".join(missing)}')
-    return found
+    "The queries that choose guidance weights: at most `chosen_on` (0: all) of each of `validation_benchmarks`."
+    return {b.name: tasks for b in validation_benchmarks(p) if (tasks := choosing_tasks(b, p['chosen_on']))}
 
 
 def guidance_points(method: CompoDiffMethod, p: dict) -> list:  # of Sampler
@@ -200,9 +198,10 @@ def rank_denoisers(p: dict, others) -> SampledRun:
     if not found:
         raise FileNotFoundError('; '.join(missing.values()))
     model = load_backbone(p['backbone'], p['pretrained'], p['device'])
-    methods, trained = list(dict.fromkeys(['text_only', *p['methods'], *BASELINES])), others(model)
+    methods, trained = list(dict.fromkeys(['text_only', *p['methods'], 'image_text'])), others(model)
     plain = compared_methods(p | dict(trainings=[], methods=methods), model)
-    entries = [*plain, untrained_denoiser(trained[0]), *trained]
+    tuned = map(Entry, tuned_on(model, validation_benchmarks(p)))
+    entries = [*plain, *tuned, untrained_denoiser(trained[0]), *trained]
     run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found))
     run.samplers, run.untrained_as = variant_samplers(trained, p), trained[0].name
     run = rank_sampled(run, p['seed'], read=lambda entry, benchmark: (entry, benchmark))
@@ -384,8 +383,12 @@ def near_evidence(run: MatrixRun, steps: list, limit: float, seed: int = 0) -> l
 
 
 def rise_evidence(run: MatrixRun, steps: list, seed: int = 0) -> list:  # of lines
-    "C13: each number of steps is better than the next smaller one, and the most better than the fewest."
-    pairs, lines = [*zip(steps[1:], steps), (steps[-1], steps[0])], []
+    """C13: each number of steps is better than the next smaller one, and the most better than the fewest. A number with
+    which validation has chosen the checkpoints is favoured and left untested."""
+    favoured = {manifest(e.run)['params'].get('sampling_steps') for e in run.entries if e.run}
+    lines = [untested(f'{steps_in_words(n)}: validation with it chose the checkpoints') for n in steps if n in favoured]
+    fair = [n for n in steps if n not in favoured]
+    pairs = list(dict.fromkeys([*zip(fair[1:], fair), (fair[-1], fair[0])])) if len(fair) > 1 else []
     for (name, title), (a, b) in product(claim_titles(run).items(), pairs):
         found = denoiser_differences(run, step_name(a), step_name(b), name, seed)
         lines.append(claim_evidence(found, f'{title}, {a} steps − {b}'))
@@ -400,8 +403,8 @@ def over_seeds_only(lines: list) -> list:
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #125f20d4
 def time_evidence(seconds: dict, repeats: int) -> list:  # of lines
-    """C12: time is linear in the steps, and that of a hundred is at least half of twenty times that of five; both by
-    construction, as each step calls the network once."""
+    """C12: time is linear in the steps, and that of a hundred is at least half of twenty times that of five. Each step
+    calls the network once, and what else a query costs is measured with it."""
     ratio = slope_ratio(seconds)
     lines = [
         ratio_evidence('slope of time, upper half to lower half: times − 0.5', ratio, 0.5, repeats),
@@ -409,8 +412,7 @@ def time_evidence(seconds: dict, repeats: int) -> list:  # of lines
     ]
     if both := {5, 100} <= set(seconds):
         lines += [ratio_evidence('time of 100 steps to 5: times − 10', seconds[100] / seconds[5], 10, repeats)]
-    certain = [dict(c, role=BY_CONSTRUCTION) for c in lines]
-    return certain if both else [*certain, untested('time of 100 steps beside 5; this run lacks them')]
+    return lines if both else [*lines, untested('time of 100 steps beside 5; this run lacks them')]
 
 
 AFTER_TUNING = 'the same after fine-tuning'  # a clause of claims on tables with a supervised half
@@ -537,7 +539,7 @@ def chosen_note(p: dict) -> str:
     "Which queries have chosen, and among which weights."
     weights = [', '.join(f'{w:g}' for w in p[name]) for name in ('w_images', 'w_texts')]
     tasks = {f'{b}/{key}': t for b, named in validation_queries(p).items() for key, t in named.items()}
-    asked = ', '.join(f'{len(t)} of {name} ({t.protocol.id})' for name, t in tasks.items())
+    asked = ', '.join(f'{len(t)} of {name} among {len(t.images)} images ({t.protocol.id})' for name, t in tasks.items())
     among = f'w_I of {weights[0]}, w_T of {weights[1]}, and those of the training'
     return f'queries: {asked}, each asked of one training seed in turn; {among}'
 

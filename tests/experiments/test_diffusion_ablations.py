@@ -14,7 +14,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.experiment_files import read_params
 from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments import diffusion
-from cis_nb.experiments.claims import CERTAIN, NOT_HERE, joined_evidence, judge_evidence
+from cis_nb.experiments.claims import NOT_HERE, joined_evidence, judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED
 from cis_nb.experiments.comparison import as_shown, by_own_p, read_printed, shown_corrections, verdict
 from cis_nb.experiments.entries import Entry
@@ -137,7 +137,7 @@ def test_claims_on_steps_follow_scores_and_times():
     run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))})
     line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
     said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 0.02, 3).items()}
-    assert said == {'C11': 'undecided', 'C12': CERTAIN, 'C13': 'undecided'}  # fine-tuning is untested
+    assert said == {'C11': 'undecided', 'C12': 'reproduced', 'C13': 'undecided'}  # fine-tuning is untested
     assert all(verdict(by_own_p(c)) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 0.02))
     curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 1010.0})
     assert judge_evidence(A.step_evidence(run, curved, 0.02, 3)['C12']).verdict == 'not reproduced'
@@ -175,6 +175,17 @@ def test_a_fine_tuned_training_tests_its_clause_of_the_claims_on_steps(monkeypat
     assert judge_evidence(plain['C11']).verdict == 'undecided'
 
 
+def test_the_steps_with_which_validation_chose_the_checkpoints_test_no_claim(monkeypatch):
+    ranks = {A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, HALF), (100, GOOD))}
+    run = trained(ranked(ranks), '2', monkeypatch, sampling_steps=1)
+    lines = A.rise_evidence(run, [1, 5, 10, 100])
+    assert [c['what'] for c in lines if c.get('role') == UNTESTED] == [
+        '1 step: validation with it chose the checkpoints'
+    ]
+    pairs = [c['what'].rpartition(', ')[2] for c in lines if 'diff' in c]
+    assert pairs == ['10 steps − 5', '100 steps − 10', '100 steps − 5']
+
+
 @pytest.mark.parametrize('stage', ['2', 'finetune'])
 def test_another_recipe_than_the_published_one_judges_no_claim_on_recall(stage, monkeypatch):
     line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
@@ -191,14 +202,14 @@ def test_what_a_claim_on_steps_names_and_a_run_lacks_is_untested(counts, lacking
     untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
     assert untested == [*(f'5 steps beside {n}; this run lacks them' for n in lacking), 'the same after fine-tuning']
     assert evidence['C12'][-1]['what'] == 'time of 100 steps beside 5; this run lacks them'
-    assert judge_evidence(evidence['C12']).verdict == NOT_HERE  # a straight line up to few steps is not enough
+    assert judge_evidence(evidence['C12']).verdict == 'undecided'  # a straight line up to few steps is not enough
 
 
 def test_steps_that_were_timed_alone_judge_the_time_and_not_the_recall():
     run = ranked({A.step_name(n): GOOD for n in (1, 5, 10)})
     seconds = constant({n: n for n in (1, 5, 10, 50, 100)})
     evidence = A.step_evidence(run, seconds, 0.02, 3)
-    assert judge_evidence(evidence['C12']).verdict == CERTAIN
+    assert judge_evidence(evidence['C12']).verdict == 'reproduced'
     untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
     assert untested[0] == '5 steps beside 100; this run lacks them'
     few = {n: seconds[n] for n in (1, 5, 10)}
