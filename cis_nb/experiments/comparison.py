@@ -206,8 +206,8 @@ ONE_SEED = 'one seed, no verdict'  # a verdict: other seeds of the training are 
 
 
 def not_alike_note(why: str) -> str:
-    "A line below a table with sides that were not tuned alike: why. It changes no verdict."
-    return f'{NOT_TUNED_ALIKE.capitalize()}: {why}.'
+    "A line below a table whose sides had another search for their settings: why. It changes no verdict."
+    return f'Tuning differs: {why}. Verdicts hold for these settings.'
 
 
 def queries_needed(c: dict, limit: float) -> int:  # 0: these are enough
@@ -365,7 +365,8 @@ def doubt_note(found) -> str:
     if sizes := {c['family'] for c in found if 'family' in c}:
         words.append(f'Holm’s correction for {in_families(sizes, len(found))}')
     if few:
-        words.append(f'{min(few)} seed{"s" * (min(few) > 1)}: the spread between seeds is not known')
+        number, known = ('1 seed', 'not') if min(few) == 1 else (f'{min(few)} seeds', 'hardly')
+        words.append(f'{number}: the spread between seeds is {known} known')
     return '; '.join(words) + '.'
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #2ef8e55b

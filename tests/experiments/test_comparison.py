@@ -263,7 +263,7 @@ def test_equal_comparisons_have_one_key_whatever_else_a_table_holds():
 
 def test_doubt_by_few_seeds_is_said():
     c = cp.compare(seeded([4, 8]), 'combiner', 'image_text')
-    assert '2 seeds: the spread between seeds is not known' in cp.doubt_note([c])
+    assert '2 seeds: the spread between seeds is hardly known' in cp.doubt_note([c])
     assert 'not known' not in cp.doubt_note([cp.compare(seeded([4, 8, 6]), 'combiner', 'image_text')])
 
 
