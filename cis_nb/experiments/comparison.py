@@ -11,8 +11,8 @@ __all__ = ['UNTRAINED', 'TOO_FEW', 'LEAST_SEEDS', 'LEAST_UNITS', 'NOT_TUNED_ALIK
            'difference_cell', 'forest_rows', 'in_families', 'doubt_note', 'chance', 'over_seeds', 'format_uncertainty',
            'recall_cell', 'read_printed', 'paper_numbers', 'recalls', 'beside_paper', 'protocol_line',
            'query_parameters', 'world_of', 'recall_over_seeds', 'lead_in_words', 'kind_of_rival', 'by_question',
-           'rival_leads', 'lead_table', 'lead_forest', 'shown_comparisons', 'shown_corrections', 'as_shown',
-           'contradictions']
+           'rival_leads', 'lead_table', 'lead_note', 'lead_forest', 'shown_comparisons', 'shown_corrections',
+           'as_shown', 'contradictions']
 
 # %% ../../nbs/05b_experiments/00_comparison.ipynb #fcaf316c
 from hashlib import blake2b
@@ -570,11 +570,18 @@ def rival_leads(
 
 
 def lead_table(found: dict, titles: dict, labels: dict) -> pd.DataFrame:
-    "`rival_leads` as a table: a row for each pair (method -> title), a column for each part (label -> heading)."
-    cells = {key: format_difference(c) for key, c in found.items()}
+    """`rival_leads` as a table: a row for each pair (method -> title), a column for each part (label -> heading);
+    `lead_note` belongs below it."""
+    cells = {key: difference_cell(c) for key, c in found.items()}
     pairs = dict.fromkeys((a, b) for a, b, _ in found)
     rows = [[f'{titles[a]} − {titles[b]}', *(cells.get((a, b, k), '–') for k in labels)] for a, b in pairs]
     return pd.DataFrame(rows, columns=['', *labels.values()])
+
+
+def lead_note(found) -> str:
+    "The line below a `lead_table` of some comparisons: `doubt_note`, and what its fractions of seeds are."
+    found = list(found)
+    return doubt_note(found) + (f' {SEEDS_NOTE}.' if any(c['seeds'] > 1 for c in found) else '')
 
 
 def lead_forest(found: dict, titles: dict, labels: dict, xlabel: str, title: str):
