@@ -12,16 +12,16 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'category_memory', 'with_categories', 'caption_words', 'category_words', 'CategoryWords', 'run_referred',
            'held_out_tasks', 'held_out_by_condition', 'late_fusions', 'condvit_at_start', 'checkpoint_entries',
            'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals',
-           'rival_notes', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets',
-           'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style',
-           'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis',
-           'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls',
-           'compared_note', 'cannot_read', 'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows',
-           'query_categories', 'category_table', 'methods_by_category', 'category_leads', 'category_lead_table',
-           'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas',
-           'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords',
-           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
-           'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
+           'rival_notes', 'longer_runs_note', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes',
+           'query_targets', 'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table',
+           'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis',
+           'accuracy_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals',
+           'rivals_and_controls', 'compared_note', 'cannot_read', 'referred_finding', 'text_alone_note', 'text_lead',
+           'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
+           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
+           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
+           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title',
+           'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
            'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
            'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines',
            'slope_interval', 'area_slopes', 'fewest_hits', 'crop_clause', 'slope_lines', 'size_slopes',
@@ -54,6 +54,7 @@ from cis_nb.benchmarks.lrvsf_search import (
 )
 from ..benchmarks.lrvsf_training import product_pairs
 from ..core.code import code_version
+from ..core.experiment_files import experiment_files, experiments
 from ..core.plotting import color, draw_intervals, page
 from ..core.report import progress
 from ..core.store import fingerprint, manifest, stored, stored_table
@@ -107,6 +108,7 @@ from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
 from ..methods.task_specific import WindowDetector
 from ..retrieval.protocol import Benchmark, first_images, rank_task, task_methods
 from ..retrieval.statistics import families_of, interval_over_seeds, seed_shares
+from ..train import settings
 from ..world.lrvsf import LRVSF_SIDE, VAL_DISTRACTORS, is_drawn, parse_address, visible_shares_of
 from ..world.wardrobe import Product
 
@@ -540,6 +542,27 @@ def rival_notes(run: ReferredRun) -> str:
     if lacking := lacking_rivals(run):
         notes.append(f'Not in this run: {lacking}; the profile `{RIVALS_IN}` has all kinds of rivals.')
     return ' '.join(notes)
+
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #7e86554e
+def _trained_there(found: dict, given: dict) -> str:
+    "The titles of what an experiment trains; `found`: all experiments that it needs, `given`: its parameters."
+    titles = []
+    for name in [*given['trainings'], *given['prompts']]:
+        config = settings(found[name].params, name)
+        titles.append(api.method_style(api.get('method', config.method).variant(config)).title)
+    return ', '.join(titles)
+
+
+def longer_runs_note(kept, page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN) -> str:
+    "What the runs of a page in a profile train and rank, as Markdown; `kept`: the experiments with a kept result."
+    lines = []
+    for name in sorted(n for n in experiment_files(profile) if n.split('.')[0] == page):
+        found = experiments(profile, name=name)
+        given = found[name].params
+        result = 'its result is kept' if name in kept else 'no result of it is kept'
+        size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
+        lines.append(f'- `{name.split("/")[1]}`: {size}; trains {_trained_there(found, given)}; {result}.')
+    return '\n'.join([f'Runs of this page in the profile `{profile}`:', '', *lines])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #976da851
 def _condition_of(given: dict) -> str:

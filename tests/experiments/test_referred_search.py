@@ -34,6 +34,7 @@ from cis_nb.experiments.referred_search import (
     held_out_tasks,
     referred_finding,
     late_fusions,
+    longer_runs_note,
     accuracy_lines,
     bootstrap_table,
     caption_gain,
@@ -54,6 +55,7 @@ from cis_nb.experiments.referred_search import (
     rank_referred,
     referred_evidence,
     referred_rivals,
+    rival_notes,
     run_referred,
     size_slopes,
     slope_interval,
@@ -213,6 +215,9 @@ def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, mo
     assert chosen.title == 'LinCIR, chosen prompt' and chosen.method.for_task(world.tasks['text']).words['Feet'] == [
         'boots'
     ]
+    said = rival_notes(ReferredRun(None, None, [chosen], [], None, {}))
+    assert 'LinCIR, chosen prompt: “a photo of $ {condition}” (category); “{condition} of $” (caption).' in said
+    assert 'on validation queries (category 12, caption 12): one of 2 prompts' in said
     with pytest.raises(ValueError, match="'lincir' has 2; give one, or val_products, which choose it"):
         entries_with_prompts({'lincir': several}, [0], 'cpu')
     given = dict(cropped=['vit_products'], seeds=[0, 1], detector='windows', device='cpu')
@@ -470,14 +475,22 @@ def test_kept_runs_test_no_clause_that_they_name_as_untested():
     assert not [c for c in lines if c['what'].startswith('CLIP4Cir degrades faster')]
 
 
-def test_the_largest_kept_gallery_has_condvit_and_the_plain_vit_alone():
-    name, full = '06_evaluation/lrvsf', experiments('full')
-    some = {v: full[f'{name}.{v}'].params for v in ('distractors', 'rivals', 'text')}
-    assert some['distractors']['trainings'] == ['05_train.condvit_category.short', '05_train.vit_products.short']
-    assert some['distractors']['distractors'] == full[name].params['distractors']
-    few = experiments('quick')[name].params['distractors']
-    assert {some[v]['distractors'] for v in ('rivals', 'text')} == {few} and few < full[name].params['distractors']
-    assert name not in {*read_findings().experiment}  # the page says that no result of it is kept
+def test_the_page_says_what_each_longer_run_trains_and_ranks_and_whether_it_is_kept():
+    name, kept = '06_evaluation/lrvsf', {*read_findings().experiment}
+    lines = {line.split('`')[1]: line for line in longer_runs_note(kept).splitlines() if line.startswith('- ')}
+    assert {'lrvsf', 'lrvsf.distractors', 'lrvsf.rivals', 'lrvsf.text'} <= {*lines}
+    for run, line in lines.items():
+        e = experiments('full', name=f'06_evaluation/{run}')[f'06_evaluation/{run}']
+        assert f' among {e.params["distractors"]:,} distractors; ' in line
+        assert line.endswith('its result is kept.' if e.name in kept else 'no result of it is kept.')
+        assert ('CondViT (text)' in line) == any('condvit_text' in t for t in e.params['trainings'])
+    assert 'longer_runs_note({*read_findings().experiment})' in (project_root() / f'nbs/{name}.ipynb').read_text()
+
+
+def test_the_largest_gallery_has_both_condvits():
+    full = experiments('full', name='06_evaluation/lrvsf.distractors')['06_evaluation/lrvsf.distractors'].params
+    assert {'05_train.condvit_category.short', '05_train.condvit_text.short'} <= {*full['trainings']}
+    assert full['distractors'] > experiments('quick')['06_evaluation/lrvsf'].params['distractors']
 
 
 def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():
