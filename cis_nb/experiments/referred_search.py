@@ -5,27 +5,27 @@
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 'WORDS_OF_CATEGORY', 'CONDVIT_FILES',
            'CHOSEN_PROMPT_TITLE', 'FILTER_NOTE', 'RIVAL_NOTES', 'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT',
-           'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'ANNOTATED', 'READS_CONDITION', 'CROP', 'CLIP4CIR',
-           'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES',
-           'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method',
-           'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'category_captions',
-           'category_memory', 'with_categories', 'caption_words', 'category_words', 'CategoryWords', 'run_referred',
-           'held_out_tasks', 'held_out_by_condition', 'late_fusions', 'condvit_at_start', 'checkpoint_entries',
-           'entries_with_prompts', 'cropped_entries', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals',
-           'rival_notes', 'longer_runs_note', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes',
-           'query_targets', 'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table',
-           'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis',
-           'accuracy_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals',
-           'rivals_and_controls', 'compared_note', 'cannot_read', 'referred_finding', 'text_alone_note', 'text_lead',
-           'lead_rows', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
-           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
-           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
-           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title',
-           'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
-           'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
-           'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines',
-           'slope_interval', 'area_slopes', 'fewest_hits', 'crop_clause', 'slope_lines', 'size_slopes',
-           'referred_evidence']
+           'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'ANNOTATED', 'BOUNDS', 'READS_CONDITION', 'CROP',
+           'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED', 'ABOVE_DETECTION', 'NO_DETECTOR',
+           'ALIKE_SLOPES', 'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name',
+           'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
+           'category_captions', 'category_memory', 'with_categories', 'caption_words', 'category_words',
+           'CategoryWords', 'run_referred', 'held_out_tasks', 'held_out_by_condition', 'late_fusions',
+           'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
+           'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note', 'training_budgets',
+           'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
+           'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
+           'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
+           'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read',
+           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
+           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
+           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
+           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
+           'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
+           'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'lead_line',
+           'over_filter', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'crop_detector_of',
+           'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'crop_clause',
+           'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -824,14 +824,15 @@ def _beaten(gains: dict) -> set:
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #e09c2e56
 ANNOTATED = 'true_box_crop'  # how the name of a method ends that reads annotations of the query
+BOUNDS = 'upper bounds of detectors'
 
 
-def rivals_and_controls(gains: dict) -> dict:  # rivals, controls, upper bounds -> methods
-    """What a method is compared with; controls (`kind_of_rival`) show what training and reference add, upper bounds
-    read annotations of the query."""
+def rivals_and_controls(gains: dict) -> dict:  # rivals, controls, BOUNDS -> methods
+    """What a method is compared with; controls (`kind_of_rival`) show what training and reference add, `BOUNDS` read
+    annotations of the query."""
     bounds = [m for m in gains if base_name(m).endswith(ANNOTATED)]
     controls = [m for m in gains if kind_of_rival(m) == 'control' and m not in bounds]
-    return {'rivals': [m for m in gains if m not in [*controls, *bounds]], 'controls': controls, 'upper bounds': bounds}
+    return {'rivals': [m for m in gains if m not in [*controls, *bounds]], 'controls': controls, BOUNDS: bounds}
 
 
 def compared_note(run: ReferredRun, gains: dict, method: str = CONDVIT) -> str:
@@ -859,9 +860,9 @@ def cannot_read(run: ReferredRun, results: pd.DataFrame, distractors: int) -> li
 def _counts(run: ReferredRun, groups: dict, gains: dict, unread: list) -> list:  # of sentences
     "How many rivals and controls are behind, the upper bounds, and the rivals that cannot read the category."
     beaten, counted = _beaten(gains), {k: [m for m in ms if m not in unread] for k, ms in groups.items()}
-    behind = [f'{len(beaten & {*ms})} of {len(ms)} {k}' for k, ms in counted.items() if ms and k != 'upper bounds']
+    behind = [f'{len(beaten & {*ms})} of {len(ms)} {k}' for k, ms in counted.items() if ms and k != BOUNDS]
     said = [f'Better than {" and ".join(behind)}'] if behind else []
-    bounds = [f'{run.titles[m]}, difference {format_difference(gains[m])}' for m in groups['upper bounds']]
+    bounds = [f'{run.titles[m]}, difference {format_difference(gains[m])}' for m in groups[BOUNDS]]
     said += [f'With annotated boxes, for comparison: {"; ".join(bounds)}'] if bounds else []
     return said + ([f'Cannot read the category: {", ".join(run.titles[m] for m in unread)}'] if unread else [])
 
