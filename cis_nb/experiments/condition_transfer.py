@@ -8,10 +8,10 @@ __all__ = ['TEXT', 'CATEGORY', 'NONE', 'NOUN', 'TEXT_ALL', 'NOUN_ALL', 'START_TE
            'OWN_TEXT', 'transfer_variants', 'products_left_out', 'start_fusions', 'transfer_entries', 'read_before',
            'start_note', 'named_product', 'noun_task', 'same_subtype', 'transfer_benchmark', 'query_groups',
            'run_transfer', 'group_lines', 'mean_over_seeds', 'mean_recall', 'group_chance', 'word_group_table',
-           'group_differences', 'group_forest', 'transfer_finding', 'recoloured', 'drawn_references', 'colour_requests',
-           'most_visible', 'absent_requests', 'probe', 'probe_table', 'probe_figure', 'probe_leads', 'probe_finding',
-           'probe_evidence', 'request_rows', 'worst_rows', 'encode_under', 'own_text_lines', 'blank_like',
-           'own_text_table', 'own_text_evidence']
+           'group_differences', 'group_forest', 'transfer_finding', 'held_out_queries', 'recoloured',
+           'drawn_references', 'colour_requests', 'most_visible', 'absent_requests', 'probe', 'probe_table',
+           'probe_figure', 'probe_leads', 'probe_finding', 'probe_evidence', 'request_rows', 'worst_rows',
+           'encode_under', 'own_text_lines', 'blank_like', 'own_text_table', 'own_text_evidence']
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #051bea51
 import json
@@ -31,12 +31,21 @@ from ..core.plotting import draw_intervals, forest, page
 from ..data.augmentation import stored_size
 from ..data.products import has_words, without_words
 from .combiner_ablations import BY_CONSTRUCTION, OWN_COMPARISON, claim_evidence
-from .comparison import by_question, by_verdict, compare, forest_rows, levels, verdict
+from cis_nb.experiments.comparison import (
+    brief_difference,
+    by_question,
+    by_verdict,
+    compare,
+    forest_rows,
+    levels,
+    verdict,
+)
 from .condvit_ablations import Variant
 from .entries import Entry, read_cached, untrained_methods
 from ..methods.late_fusion import TunedProduct, TunedSum
 from cis_nb.experiments.referred_search import (
     ReferredRun,
+    drawn_once,
     query_targets,
     rank_referred,
 )
@@ -176,12 +185,12 @@ def query_groups(task: LRVSFTask, words) -> pd.Series:  # query_id -> HELD_OUT o
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #d39e3a00
 def run_transfer(p: dict) -> ReferredRun:
     "The trainings in `p` and their start, on LRVS-F or its world, with all distractors."
-    model, benchmark = load_backbone(p['backbone'], p['pretrained'], p['device']), transfer_benchmark(p)
+    model, benchmark = load_backbone(p['backbone'], p['pretrained'], p['device']), drawn_once(transfer_benchmark(p))
     entries = transfer_entries(p, model, list(benchmark.tasks))
     last = len(benchmark.tasks['text'].distractors)
     folders = rank_referred(entries, benchmark, [last])
     titles = {name: v.title for name, v in transfer_variants(p['held_out'], 1).items()}
-    titles = {e.name: titles[e.name] if e.run else f'start: {e.title}' for e in entries}
+    titles = {e.name: titles[e.name] if e.run else f'{e.title} at the start of training' for e in entries}
     return ReferredRun(benchmark, model, entries, folders, read_cached(folders), titles)
 
 
@@ -241,7 +250,7 @@ TRANSFER_RIVALS = {  # a training without some words -> what it is compared with
     TEXT: (START_TEXT, TUNED, PRODUCT, TEXT_ALL, NONE, CATEGORY),
     NOUN: (NONE, CATEGORY, START_TEXT, TUNED, PRODUCT, TEXT, NOUN_ALL),
 }
-HEADLINE = {TEXT: (START_TEXT, TUNED, TEXT_ALL), NOUN: (NONE, CATEGORY, START_TEXT, NOUN_ALL)}  # of these, in one line
+HEADLINE = {TEXT: (START_TEXT, TEXT_ALL, TUNED), NOUN: (NONE, START_TEXT, CATEGORY, NOUN_ALL)}  # the most telling first
 
 
 def group_differences(lines: pd.DataFrame, own: str, k: int = 1, seed: int = 0) -> dict:  # (rival, group) -> comparison
@@ -262,13 +271,19 @@ def group_forest(found: dict, titles: dict):
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #d3f8eb7e
 def transfer_finding(found: dict, titles: dict, numbers: bool = True) -> str:
-    "What a training gains over each rival on held-out words, and loses to the training on all words, `by_verdict`."
+    """A training minus others on queries with held-out words: two differences with their numbers, or the verdicts of
+    all of `HEADLINE`."""
     ((own, k),) = {(c['a'], c['k']) for c in found.values()}
-    *rivals, whole = HEADLINE[own]
-    gains = by_verdict({titles[r]: found[r, HELD_OUT] for r in rivals}, numbers)
-    last = {titles[whole]: found[whole, HELD_OUT]}
-    loss = by_verdict(last) if numbers else f'{verdict(found[whole, HELD_OUT])}: {titles[whole]}'
-    return f'R@{k} ({titles[own]} minus these) {gains}; {loss}'
+    of = {titles[r]: found[r, HELD_OUT] for r in HEADLINE[own]}
+    if not numbers:
+        return f'R@{k} of {titles[own]} minus others: {by_verdict(of, numbers)}'
+    said = [f'minus {title} {brief_difference(c)}' for title, c in [*of.items()][:2]]
+    return f'R@{k} of {titles[own]} {", ".join(said)}'
+
+
+def held_out_queries(found: dict) -> int:
+    "The number of queries with held-out words among `group_differences`."
+    return next(c['n'] for (_, group), c in found.items() if group == HELD_OUT)
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #46615236
 def recoloured(p: Product) -> Product:
@@ -394,13 +409,14 @@ def probe_leads(lines: pd.DataFrame, seed: int = 0) -> dict:  # request -> compa
 
 
 def probe_finding(lines: pd.DataFrame) -> str:
-    "Both shares for each request, in one line."
-    mean = lines.groupby(['task', 'method']).score.mean()
-    said = [
-        f'{task}: {mean[task, names["shown"]]:.0f} % {names["shown"].removeprefix("a product ")}, '
-        f'{mean[task, names["asked"]]:.0f} % {names["asked"].removeprefix("a product ")}'
-        for task, names in PROBES.items()
-    ]
+    "Both shares for each request, beside those of the gallery, in one line."
+    mean = lines.groupby(['task', 'method'])[['score', 'gallery']].mean()
+
+    def share(task: str, name: str) -> str:
+        first, whole = mean.loc[(task, name)]
+        return f'{first:.0f} % {name.removeprefix("a product ")} (gallery: {whole:.0f} %)'
+
+    said = [f'{task}: {", ".join(share(task, name) for name in names.values())}' for task, names in PROBES.items()]
     return f'First images for a request that nothing satisfies, {"; ".join(said)}'
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #eacfb861

@@ -20,13 +20,21 @@ from cis_nb.experiments.claims import CERTAIN, joined_evidence, judge_evidence, 
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, TOO_LOW, UNTESTED
 from cis_nb.experiments.comparison import UNTRAINED, by_own_p, verdict
 from cis_nb.experiments.entries import Entry
+from cis_nb.experiments.prompts import PromptChoice
 from cis_nb.experiments.referred_search import (
     CONDVITS,
     CROP,
     FILTERED,
     SIZE_CLAUSES,
+    CategoryWords,
     ReferredRun,
+    cannot_read,
+    category_captions,
+    category_words,
+    held_out_tasks,
+    referred_finding,
     late_fusions,
+    longer_runs_note,
     accuracy_lines,
     bootstrap_table,
     caption_gain,
@@ -45,9 +53,9 @@ from cis_nb.experiments.referred_search import (
     over_text,
     paper_table,
     rank_referred,
-    recall_at_1,
     referred_evidence,
     referred_rivals,
+    rival_notes,
     run_referred,
     size_slopes,
     slope_interval,
@@ -56,7 +64,8 @@ from cis_nb.experiments.referred_search import (
 from cis_nb.methods.late_fusion import weighted_sum
 from cis_nb.methods import condvit as condvit_module
 from cis_nb.methods.condvit import CondViTMethod
-from cis_nb.methods.detector_crop import crop_method
+from cis_nb.methods.detector_crop import LearnedWindows, crop_method
+from cis_nb.methods.pseudo_words import PseudoWord, make_net
 from cis_nb.train import settings
 from cis_nb.world.lrvsf import LRVSF_SIDE, split_products, visible_boxes_of, worn_address
 
@@ -194,11 +203,21 @@ def test_late_fusions_are_set_for_each_condition_and_say_how(world, model):
 def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
     (e,) = entries_with_prompts({'lincir': '$ , {condition}'}, [0], 'cpu')
-    assert (e.method.prompt, e.title) == ('$ , {condition}', 'LinCIR, “$ , {condition}”')
-    tasks, several = [world.tasks['category']], ['a photo of $', '$ , {condition}']
-    recall = [recall_at_1(e.method.with_prompt(p), tasks[0]) for p in several]
-    (best,) = entries_with_prompts({'lincir': several}, [0], 'cpu', tasks)
-    assert best.method.prompt == several[int(recall[1] > recall[0])] and best.title.endswith('” (chosen)')
+    assert e.method.words == {} and (e.method.prompt, e.title) == ('$ , {condition}', 'LinCIR, “$ , {condition}”')
+    several, held_out = (
+        ['a photo of $ {condition}', '{condition} of $'],
+        held_out_tasks(model, 'world', 12, world.tasks),
+    )
+    best = dict(zip(world.tasks, several))
+    monkeypatch.setattr(PromptChoice, 'score', lambda _, prompt, queries: float(prompt == best[queries.task]))
+    (chosen,) = entries_with_prompts({'lincir': several}, [0], 'cpu', held_out, {'Feet': ['boots']})
+    assert {name: chosen.method.for_task(task).prompt for name, task in world.tasks.items()} == best
+    assert chosen.title == 'LinCIR, chosen prompt' and chosen.method.for_task(world.tasks['text']).words['Feet'] == [
+        'boots'
+    ]
+    said = rival_notes(ReferredRun(None, None, [chosen], [], None, {}))
+    assert 'LinCIR, chosen prompt: “a photo of $ {condition}” (category); “{condition} of $” (caption).' in said
+    assert 'on validation queries (category 12, caption 12): one of 2 prompts' in said
     with pytest.raises(ValueError, match="'lincir' has 2; give one, or val_products, which choose it"):
         entries_with_prompts({'lincir': several}, [0], 'cpu')
     given = dict(cropped=['vit_products'], seeds=[0, 1], detector='windows', device='cpu')
@@ -207,6 +226,40 @@ def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, mo
         (f'vit_products_{crop}', seed) for seed in (0, 1) for crop in ('detector_crop', 'true_box_crop')
     ]
     assert len({c.method.fingerprint for c in crops}) == 4
+
+
+def test_a_prompt_with_words_of_captions_finds_the_category_more_often_than_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_STORE', str(tmp_path))
+    backbone = load_backbone('tiny_products', device='cpu')
+    task = api.get('benchmark', 'lrvsf').load('world', 40, 3, distractors=60).tasks['category']
+    captions = category_captions('world', 60, backbone.image_size)
+    words = category_words(captions)
+    assert all(any(w in caption.split() for caption in captions[c]) for c, some in words.items() for w in some[:2])
+    assert not [c for c, some in words.items() if c.lower() in some]
+    phi = make_net('phi', D=backbone.D, W=backbone.W, hidden=8).eval()
+    by_name = PseudoWord(name='lincir', title='LinCIR', backbone=backbone, phi=phi, prompt='$ , {condition}')
+    found = [growing_rankings(Entry(m), task, [60]) for m in (by_name, CategoryWords(by_name, words))]
+    name, several = (pd.read_parquet(folder / 'rankings.parquet').category_hit.mean() for folder in found)
+    assert several > 2 * name and several > 0.3
+
+
+def test_a_rival_that_cannot_read_the_category_is_named_and_not_counted(world):
+    method = CategoryWords(SimpleNamespace(name='lincir', title='', backbone=None, encode_gallery=0, score=0), {})
+    run = lines({CONDVITS['category']: [1] * 20, 'lincir': [3] * 20, 'image_only': [3] * 20}, seeds=(0,))
+    run.benchmark, run.entries = world, [SimpleNamespace(name='lincir', method=method)]
+    recalls = {CONDVITS['category']: 9.0, 'lincir': 1.0, 'vit_products': 3.0}
+    rows = [dict(metric='recall', method=m, value=v) for m, v in recalls.items()]
+    rows += [dict(metric='cat_acc', method='lincir', value=12.0, ci_low=low) for low in (1.0, 2.0)]
+    results = pd.DataFrame(rows).assign(task='category', distractors=20, k=1)
+    gains = dict.fromkeys(['lincir', 'vit_products'], dict(low=1.0, high=2.0, diff=1.5, seed_intervals=[]))
+    run.titles |= dict(vit_products='ViT')
+    assert cannot_read(run, results, 20) == ['lincir']
+    said = referred_finding(run, results, gains, CONDVITS['category'], 20)
+    assert '. Better than 1 of 1 rivals. Cannot read the category: lincir. Not compared: ' in said
+    read = results.assign(ci_low=99.0)
+    assert cannot_read(run, read, 20) == [] and '. Better than 2 of 2 rivals. Not' in referred_finding(
+        run, read, gains, CONDVITS['category'], 20
+    )
 
 
 @pytest.mark.e2e  # networks of the published size
@@ -315,6 +368,22 @@ def test_windows_of_the_backbone_are_no_detection_pipeline(model):
     assert missing['role'] == UNTESTED and judge_evidence([accuracy, crop, missing]).verdict == 'undecided'
 
 
+def test_windows_of_the_backbone_are_no_detection_pipeline_for_small_products_either(model):
+    windows = crop_method('detector_crop', None, 'windows', model, 'cpu').detector
+    assert isinstance(LearnedWindows(model), type(windows))
+    run, areas = sized({'condvit_category': (0.5, 0.05), 'vit_products': (0.1, 0.15), CROP: (0.1, 0.15)})
+    for detector, verdict_of_crop in ((windows, 'undecided'), (SimpleNamespace(name='owlv2'), 'not reproduced')):
+        run.entries = [SimpleNamespace(name=CROP, method=SimpleNamespace(detector=detector))]
+        found = size_slopes(run, areas, 5)
+        of_crop = [c for c in found if CROP in c['what'] and 'diff' in c]
+        assert len(of_crop) == 3 and judge_evidence(found).verdict == verdict_of_crop
+        own = {c.get('role') == OWN_COMPARISON for c in of_crop}
+        assert own == {detector is windows} or verdict_of_crop == 'not reproduced'
+    run.entries[0].method.detector = windows
+    missing = [c['what'] for c in size_slopes(run, areas, 5) if c.get('clause') == SIZE_CLAUSES[CROP]]
+    assert missing == [f'{SIZE_CLAUSES[CROP]}; no open-vocabulary detector']
+
+
 def test_accuracy_of_unknown_categories_is_no_evidence():
     unknown = both_tasks({('category', 'condvit_category'): 0.5})
     unknown.per_query['category_hit'] = np.nan
@@ -380,7 +449,7 @@ def test_a_clause_on_size_is_not_untested_where_another_page_tests_it():
     pages = [dict(evidence=dict(L14=size_slopes(r, areas, 5))) for r in (two, rare, run)]
     assert 'CLIP4Cir degrades faster; not trained' in [c['what'] for c in pages[0]['evidence']['L14']]
     left = [c['what'] for c in joined_evidence(dict(enumerate(pages)))['L14'] if c.get('role') == UNTESTED]
-    assert set(left) == {'detection degrades like CondViT; no detector'}
+    assert set(left) == {'detection degrades like CondViT; no open-vocabulary detector'}
     alone = [c['what'] for c in joined_evidence(dict(enumerate(pages[:2])))['L14'] if c.get('role') == UNTESTED]
     assert len(alone) == 4 and any('clip4cir_products_category finds only 0' in what for what in alone)
 
@@ -406,14 +475,22 @@ def test_kept_runs_test_no_clause_that_they_name_as_untested():
     assert not [c for c in lines if c['what'].startswith('CLIP4Cir degrades faster')]
 
 
-def test_the_largest_kept_gallery_has_condvit_and_the_plain_vit_alone():
-    name, full = '06_evaluation/lrvsf', experiments('full')
-    some = {v: full[f'{name}.{v}'].params for v in ('distractors', 'rivals', 'text')}
-    assert some['distractors']['trainings'] == ['05_train.condvit_category.short', '05_train.vit_products.short']
-    assert some['distractors']['distractors'] == full[name].params['distractors']
-    few = experiments('quick')[name].params['distractors']
-    assert {some[v]['distractors'] for v in ('rivals', 'text')} == {few} and few < full[name].params['distractors']
-    assert name not in {*read_findings().experiment}  # the page says that no result of it is kept
+def test_the_page_says_what_each_longer_run_trains_and_ranks_and_whether_it_is_kept():
+    name, kept = '06_evaluation/lrvsf', {*read_findings().experiment}
+    lines = {line.split('`')[1]: line for line in longer_runs_note(kept).splitlines() if line.startswith('- ')}
+    assert {'lrvsf', 'lrvsf.distractors', 'lrvsf.rivals', 'lrvsf.text'} <= {*lines}
+    for run, line in lines.items():
+        e = experiments('full', name=f'06_evaluation/{run}')[f'06_evaluation/{run}']
+        assert f' among {e.params["distractors"]:,} distractors; ' in line
+        assert line.endswith('its result is kept.' if e.name in kept else 'no result of it is kept.')
+        assert ('CondViT (text)' in line) == any('condvit_text' in t for t in e.params['trainings'])
+    assert 'longer_runs_note({*read_findings().experiment})' in (project_root() / f'nbs/{name}.ipynb').read_text()
+
+
+def test_the_largest_gallery_has_both_condvits():
+    full = experiments('full', name='06_evaluation/lrvsf.distractors')['06_evaluation/lrvsf.distractors'].params
+    assert {'05_train.condvit_category.short', '05_train.condvit_text.short'} <= {*full['trainings']}
+    assert full['distractors'] > experiments('quick')['06_evaluation/lrvsf'].params['distractors']
 
 
 def test_a_weak_method_that_loses_the_same_part_is_as_sensitive_to_size():

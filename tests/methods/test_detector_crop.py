@@ -10,8 +10,11 @@ from PIL import Image
 
 from cis_nb import api
 from cis_nb.api import MethodByTask, Queries, Unsolved
+from cis_nb.backbones.loading import load_backbone
+from cis_nb.benchmarks.lrvsf_training import product_pairs
 from cis_nb.data.image_sources import ImageSource
 from cis_nb.methods import detector_crop as D
+from cis_nb.methods.condvit import product_task
 from cis_nb.world.lrvsf import drawn_image, product_rows, split_products
 
 torch.set_num_threads(1)
@@ -116,3 +119,22 @@ def test_crops_are_methods_by_name_and_say_which_is_an_upper_bound():
 def test_a_missing_detector_says_where_to_get_it(tmp_path):
     with pytest.raises(FileNotFoundError, match='owlv2-base-patch16-ensemble'):
         api.get('method', 'detector_crop').untrained(SimpleNamespace(), detector=str(tmp_path), device='cpu')
+
+
+def test_learned_windows_overlap_the_products_of_other_outfits_more_than_plain_and_random_windows():
+    backbone = load_backbone('tiny_products', device='cpu')
+    learned, plain = D.learned_windows(backbone, 40), D.crop_detector('windows', backbone)
+    other = product_pairs('world', 'val', 24, backbone.image_size, 1, 1)  # of another world
+    asked = product_task(other, 'category').as_queries()
+    truth = D.true_boxes(asked)
+    seen = ~np.isnan(truth[:, 0])
+    of = {name: D.overlap(D.detected_boxes(d, asked), truth)[seen] for name, d in (('l', learned), ('p', plain))}
+    windows = learned.window_boxes(asked.images.load(asked.references[0]))
+    random = np.array([D.overlap(windows, box).mean() for box in truth[seen]])  # the mean over all windows
+    assert of['l'].mean() > 1.2 * of['p'].mean() and of['l'].mean() > 2 * random.mean()
+
+
+def test_learned_windows_refuse_a_text_that_is_no_category():
+    windows = D.LearnedWindows(load_backbone('tiny_xs', device='cpu'))
+    with pytest.raises(ValueError, match="-learned-windows: 'boots' is no category; allowed: "):
+        windows.locate(Image.new('RGB', (96, 96)), ['boots'])
