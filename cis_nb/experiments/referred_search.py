@@ -544,11 +544,11 @@ def rival_notes(run: ReferredRun) -> str:
     return ' '.join(notes)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #7e86554e
-def _trained_there(found: dict, given: dict) -> str:
-    "The titles of what an experiment trains; `found`: all experiments that it needs, `given`: its parameters."
+def _trained_there(profile: str, given: dict) -> str:
+    "The titles of what an experiment with the parameters `given` trains."
     titles = []
     for name in [*given['trainings'], *given['prompts']]:
-        config = settings(found[name].params, name)
+        config = settings(experiments(profile, name=name)[name].params, name)
         titles.append(api.method_style(api.get('method', config.method).variant(config)).title)
     return ', '.join(titles)
 
@@ -557,11 +557,10 @@ def longer_runs_note(kept, page: str = '06_evaluation/lrvsf', profile: str = RIV
     "What the runs of a page in a profile train and rank, as Markdown; `kept`: the experiments with a kept result."
     lines = []
     for name in sorted(n for n in experiment_files(profile) if n.split('.')[0] == page):
-        found = experiments(profile, name=name)
-        given = found[name].params
+        given = experiments(profile, name=name)[name].params
         result = 'its result is kept' if name in kept else 'no result of it is kept'
         size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
-        lines.append(f'- `{name.split("/")[1]}`: {size}; trains {_trained_there(found, given)}; {result}.')
+        lines.append(f'- `{name.split("/")[1]}`: {size}; trains {_trained_there(profile, given)}; {result}.')
     return '\n'.join([f'Runs of this page in the profile `{profile}`:', '', *lines])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #976da851
