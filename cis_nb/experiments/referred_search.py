@@ -550,7 +550,7 @@ def _trained_there(profile: str, given: dict) -> str:
     for name in [*given['trainings'], *given['prompts']]:
         config = settings(experiments(profile, name=name)[name].params, name)
         titles.append(api.method_style(api.get('method', config.method).variant(config)).title)
-    return ', '.join(titles)
+    return '; '.join(titles)
 
 
 def longer_runs_note(kept, page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN) -> str:
@@ -558,9 +558,9 @@ def longer_runs_note(kept, page: str = '06_evaluation/lrvsf', profile: str = RIV
     lines = []
     for name in sorted(n for n in experiment_files(profile) if n.split('.')[0] == page):
         given = experiments(profile, name=name)[name].params
-        result = 'its result is kept' if name in kept else 'no result of it is kept'
+        result = 'Its result is kept' if name in kept else 'No result of it is kept'
         size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
-        lines.append(f'- `{name.split("/")[1]}`: {size}; trains {_trained_there(profile, given)}; {result}.')
+        lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}. {result}.')
     return '\n'.join([f'Runs of this page in the profile `{profile}`:', '', *lines])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #976da851

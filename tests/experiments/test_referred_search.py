@@ -481,8 +481,8 @@ def test_the_page_says_what_each_longer_run_trains_and_ranks_and_whether_it_is_k
     assert {'lrvsf', 'lrvsf.distractors', 'lrvsf.rivals', 'lrvsf.text'} <= {*lines}
     for run, line in lines.items():
         e = experiments('full', name=f'06_evaluation/{run}')[f'06_evaluation/{run}']
-        assert f' among {e.params["distractors"]:,} distractors; ' in line
-        assert line.endswith('its result is kept.' if e.name in kept else 'no result of it is kept.')
+        assert f' among {e.params["distractors"]:,} distractors. ' in line
+        assert line.endswith('Its result is kept.' if e.name in kept else 'No result of it is kept.')
         assert ('CondViT (text)' in line) == any('condvit_text' in t for t in e.params['trainings'])
     assert 'longer_runs_note({*read_findings().experiment})' in (project_root() / f'nbs/{name}.ipynb').read_text()
 
