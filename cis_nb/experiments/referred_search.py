@@ -9,7 +9,7 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED', 'ABOVE_DETECTION', 'NO_DETECTOR',
            'ALIKE_SLOPES', 'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name',
            'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
-           'category_captions', 'category_memory', 'with_categories', 'caption_words', 'category_words',
+           'category_captions', 'category_memory', 'with_categories', 'content_words', 'category_words',
            'CategoryWords', 'run_referred', 'held_out_tasks', 'held_out_by_condition', 'late_fusions',
            'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
            'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note', 'training_budgets',
@@ -267,13 +267,13 @@ SMALL_WORDS = {'a', 'an', 'of', 'in', 'with', 'and', 'pair'}
 WORDS_OF_CATEGORY = 5
 
 
-def caption_words(caption: str) -> list:
+def content_words(caption: str) -> list:
     "The words of a caption in their order, without small words and commas."
     return [w for w in caption.replace(',', ' ').split() if w not in SMALL_WORDS]
 
 
 def _word_shares(captions: list) -> pd.Series:  # word -> share of the captions that contain it
-    return pd.Series([w for c in captions for w in {*caption_words(c)}], dtype=str).value_counts() / len(captions)
+    return pd.Series([w for c in captions for w in {*content_words(c)}], dtype=str).value_counts() / len(captions)
 
 
 def category_words(captions: dict, n: int = WORDS_OF_CATEGORY) -> dict:  # category -> words
@@ -544,25 +544,27 @@ def rival_notes(run: ReferredRun) -> str:
     return ' '.join(notes)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #7e86554e
-def _trained_there(found: dict, given: dict) -> str:
-    "The titles of what an experiment trains; `found`: all experiments that it needs, `given`: its parameters."
+def _trained_there(profile: str, given: dict) -> str:
+    "The titles of what an experiment with the parameters `given` trains."
     titles = []
     for name in [*given['trainings'], *given['prompts']]:
-        config = settings(found[name].params, name)
+        config = settings(experiments(profile, name=name)[name].params, name)
         titles.append(api.method_style(api.get('method', config.method).variant(config)).title)
-    return ', '.join(titles)
+    return '; '.join(titles)
 
 
-def longer_runs_note(kept, page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN) -> str:
-    "What the runs of a page in a profile train and rank, as Markdown; `kept`: the experiments with a kept result."
+def longer_runs_note(page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN) -> str:
+    "What the runs of a page in a profile train and rank, as Markdown."
     lines = []
     for name in sorted(n for n in experiment_files(profile) if n.split('.')[0] == page):
-        found = experiments(profile, name=name)
-        given = found[name].params
-        result = 'its result is kept' if name in kept else 'no result of it is kept'
+        given = experiments(profile, name=name)[name].params
+
         size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
-        lines.append(f'- `{name.split("/")[1]}`: {size}; trains {_trained_there(found, given)}; {result}.')
-    return '\n'.join([f'Runs of this page in the profile `{profile}`:', '', *lines])
+        lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}.')
+    said = (
+        f'Runs of this page in the profile `{profile}`. *Findings of long runs* has the results that the library keeps.'
+    )
+    return '\n'.join([said, '', *lines])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #976da851
 def _condition_of(given: dict) -> str:
@@ -1136,7 +1138,7 @@ def condition_rows(entry: Entry, task, references: int = 2, k: int = 5) -> list:
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #0f50292d
 def keywords(caption: str) -> str:
     "A caption as somebody types it into a search box: without small words, the last word first."
-    return ' '.join(reversed(caption_words(caption)))
+    return ' '.join(reversed(content_words(caption)))
 
 
 def caption_requests(task) -> pd.DataFrame:  # task (kind of request), query_id, reference, condition
