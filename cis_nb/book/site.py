@@ -66,17 +66,17 @@ def format_date(stamp: str) -> str:
 
 
 def brief(finding: str, most: int = 200) -> str:
-    "The first sentence of a finding; one of more than `most` characters is cut at the end of a clause."
+    """The first sentence of a finding; one of more than `most` characters is cut at a semicolon, or at a comma after a
+    number or a bracket, since the names of methods have commas too."""
     first = next(iter(finding_sentences(finding)), '')
     if len(first) <= most:
         return first
     masked, before = first, ''
     while masked != before:  # what is in brackets is no clause
-        masked, before = re.sub(r'\([^()]*\)|\[[^\[\]]*\]', lambda m: 'x' * len(m[0]), masked), masked
-    start = re.split(r'\s*[(\[]', masked[:most])[0]
-    ends = [max(start.rfind(mark), 0) for mark in ('; ', ', ')]
-    end = ends[0] if ends[0] > most / 2 else max(ends) or len(start)
-    return f'{first[:end].rstrip(" ,;:")} …'
+        masked, before = re.sub(r'\([^()]*\)|\[[^\[\]]*\]', lambda m: '0' * len(m[0]), masked), masked
+    ends = [m.start() for m in re.finditer(r'; |(?<=[0-9%])(?<!@.), ', masked)]
+    near = [e for e in ends if most / 3 < e <= most][-1:] or [e for e in ends if e > most / 3][:1]
+    return f'{first[: near[0]]} …' if near else first
 
 
 def scrolling(text: str) -> str:

@@ -779,7 +779,7 @@ def bar_parts(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> list:  # of 
 def _draw_part(ax, v: str, is_kept: bool, counts: pd.Series, left):
     "One part of each bar, with its number; those of kept runs are hatched."
     fill = color(VERDICT_FILLS[v])
-    style = dict(color='white', edgecolor=fill, hatch=HATCH, linewidth=1) if is_kept else dict(color=fill, label=v)
+    style = dict(color='white', edgecolor=fill, hatch=HATCH, linewidth=1) if is_kept else dict(color=fill)
     bars = ax.barh([PAPERS[p] for p in counts.index], counts, left=left, height=0.62, **style)
     ink = dict(color='k' if is_kept or v in WITH_DARK_INK else 'w')
     ink |= dict(bbox=dict(fc='white', ec='none', pad=1)) if is_kept else {}
@@ -793,15 +793,14 @@ def verdict_bars(verdicts: pd.DataFrame, kept: pd.DataFrame = None):
     for v, is_kept, counts in parts:
         _draw_part(ax, v, is_kept, counts, left)
         left += counts.to_numpy()
-    fills, labels = ax.get_legend_handles_labels()
+    fills = {v: Patch(fc=color(VERDICT_FILLS[v])) for v, _, _ in parts}
     if any(is_kept for _, is_kept, _ in parts):
-        fills.append(Patch(fc='white', ec='#555555', hatch=HATCH))
-        labels.append('hatched: in a kept run')
+        fills['hatched: in a kept run'] = Patch(fc='white', ec='#555555', hatch=HATCH)
     ax.invert_yaxis()
     ax.set_xlabel('number of claims')
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.tick_params(axis='y', length=0)
-    fig.legend(fills, labels, loc='outside lower center', ncols=3)
+    fig.legend(fills.values(), fills, loc='outside lower center', ncols=3)
     ax.set_title('Verdicts by paper')
     return fig
 
