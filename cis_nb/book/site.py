@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'CODE_TOKENS', 'STATE_LABELS', 'RUN_FILES', 'ABOUT_TITLE', 'EVALUATION_ORDER',
            'PAPER_TITLES', 'MAP_KINDS', 'ONLY', 'MAP_LABELS', 'MAP_TEXT', 'PARTS', 'FIGURES_FROM', 'FRONT_TEXT',
-           'FINDINGS_NOTE', 'MATRIX_NOTE', 'READING_PATHS', 'inline', 'format_duration', 'format_date', 'brief',
+           'FINDINGS_NOTE', 'MATRIX_NOTE', 'READING_PATHS', 'inline', 'format_duration', 'format_date', 'brief_finding',
            'scrolling', 'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause', 'set_title',
            'fold_title', 'page_table', 'page_receipt', 'page_markdown', 'page_output', 'warnings_of',
            'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line',
@@ -65,7 +65,7 @@ def format_date(stamp: str) -> str:
     return datetime.fromisoformat(stamp).strftime('%-d %B %Y') if stamp else ''
 
 
-def brief(finding: str, most: int = 200) -> str:
+def brief_finding(finding: str, most: int = 200) -> str:
     """The first sentence of a finding; one of more than `most` characters is cut at a semicolon, or at a comma after a
     number or a bracket, since the names of methods have commas too."""
     first = next(iter(finding_sentences(finding)), '')
@@ -90,7 +90,7 @@ def _templates() -> Environment:
     loader = FileSystemLoader(ASSETS / 'templates')
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters.update(inline=inline, duration=format_duration, date=format_date)
-    env.filters.update(sentences=finding_sentences, brief=brief, scrolling=scrolling)
+    env.filters.update(sentences=finding_sentences, brief=brief_finding, scrolling=scrolling)
     return env
 
 
