@@ -5,23 +5,25 @@
 # %% auto #0
 __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA',
            'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
-           'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK',
-           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'IN_TABLE_ONLY', 'KEPT_EVIDENCE', 'KEPT_COUNT',
-           'claims', 'by_claim', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold',
-           'rounded_up', 'line_in_words', 'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines',
-           'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe',
-           'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
-           'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
-           'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
-           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
-           'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
-           'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
-           'verdict_bars', 'comparison_lines', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
-           'with_markup', 'all_lines', 'tested_claims', 'judged_lines', 'kept_beside', 'judged_otherwise',
-           'correction_note', 'when_kept', 'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest',
-           'other_units_note', 'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere',
-           'kept_own', 'waiting_claims', 'waiting_notes', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
-           'keep_receipts', 'kept_verdicts', 'counted_verdicts', 'kept_sentence', 'kept_claims']
+           'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK', 'HATCH',
+           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'ONE_AND_SEVERAL', 'IN_TABLE_ONLY',
+           'KEPT_EVIDENCE', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'waits_for', 'tests_in',
+           'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'role_of', 'line_in_words',
+           'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence',
+           'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr',
+           'solutions_win', 'sampling_deviation', 'deviation_line', 'spread', 'has_released_templates', 'on_templates',
+           'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
+           'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
+           'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'joined_evidence',
+           'without_covered', 'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts',
+           'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding', 'bar_parts', 'verdict_bars',
+           'comparison_lines', 'judged_in_words', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
+           'with_markup', 'kept_lines', 'kept_runs', 'runs_by_verdict', 'all_lines', 'tested_claims', 'judged_lines',
+           'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept', 'claims_by_paper', 'certain_claims',
+           'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason',
+           'testing_experiments', 'claims_tested_elsewhere', 'kept_own', 'waiting_claims', 'waiting_notes',
+           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts',
+           'counted_verdicts', 'counted_for_bars', 'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -35,6 +37,7 @@ import numpy as np
 import pandas as pd
 import torch
 from IPython.display import HTML
+from matplotlib.patches import Patch
 from .. import api
 from ..api import method_style
 from ..backbones.conditional_vit import CondViT, ViTShape
@@ -50,6 +53,7 @@ from cis_nb.experiments.combiner_ablations import (
     as_own,
 )
 from cis_nb.experiments.comparison import (
+    NOT_TUNED_ALIKE,
     TOO_FEW,
     as_shown,
     by_own_p,
@@ -217,11 +221,16 @@ LINE_BEGINS = {UNTESTED: 'not tested: ', OWN_COMPARISON: 'this book’s own comp
 CONSTRUCTED = ', by construction'  # the end of a line with this role
 
 
+def role_of(c: dict) -> str:
+    "The role of a line of evidence; a judged one whose sides were not tuned alike tests nothing."
+    return c.get('role') or UNTESTED * bool(c.get('untuned'))
+
+
 def line_in_words(c: dict) -> str:
     """One line of evidence: its run where a claim has several (`naming_runs`), what was measured with its interval,
     what is asked of it, and what its role is."""
-    role, of = c.get('role', ''), f'{c["named"]}: ' if c.get('named') else ''
-    if role == UNTESTED:
+    role, of = role_of(c), f'{c["named"]}: ' if c.get('named') else ''
+    if role == UNTESTED and 'diff' not in c:
         return of + LINE_BEGINS[role] + c['what']
     shown = c.get('measured', c)  # the lines of a value with a limit are distances to the limit
     form = '+.1f' if shown.get('is_difference', True) else '.1f'
@@ -229,6 +238,7 @@ def line_in_words(c: dict) -> str:
     words = f'{shown["what"]}: {diff} [{low}, {high}]{c.get("unit", " points")}'
     words += f'; required: {c["asked"]}' if 'asked' in c else ''
     words += f'; {TOO_FEW}, about {rounded_up(c["needed"])} are needed' if verdict(c) == TOO_FEW else ''
+    words += f', {NOT_TUNED_ALIKE}' * bool(c.get('untuned'))
     return of + LINE_BEGINS.get(role, '') + words + CONSTRUCTED * (role == BY_CONSTRUCTION)
 
 
@@ -259,15 +269,15 @@ def unless_refuted(holds: bool) -> str:
 
 
 def with_role(comparisons: list, role: str = '') -> list:
-    "The lines of evidence with a role; those that are judged have none."
-    return [c for c in comparisons if c.get('role', '') == role]
+    "The lines of evidence with a role (`role_of`); those that are judged have none."
+    return [c for c in comparisons if role_of(c) == role]
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #6337f3c2
 def corrected_lines(comparisons: list) -> list:
     """Lines of evidence with corrected p-values: those of the page that shows them (`as_shown`); of the other lines
     that are judged, for their number in the claim; of the rest, `by_own_p`."""
     found = dict(enumerate(map(by_own_p, comparisons)))
-    judged = {i: c for i, c in enumerate(comparisons) if not c.get('role') and 'p' in c and 'family' not in c}
+    judged = {i: c for i, c in enumerate(comparisons) if not role_of(c) and 'p' in c and 'family' not in c}
     return list((found | corrected(judged)).values())
 
 
@@ -578,10 +588,11 @@ def waiting_outcome(what: str, lines=()) -> Outcome:
 
 def why_not_tested(claim: str) -> str:
     "Why there is no evidence on a claim that a page of the book tests."
-    pages = ' and '.join(TESTING_PAGES[claim])
-    if claim in tests_in(os.environ.get('CIS_PROFILE', 'quick')):
-        return f'tested by {pages}; in this profile trainings that it needs are missing there'
-    return f'tested by {pages}; not all of that is in this profile'
+    profile = os.environ.get('CIS_PROFILE', 'quick')
+    if claim in tests_in(profile):
+        return f'in this profile {" and ".join(TESTING_PAGES[claim])} lacks trainings that the test needs'
+    root = project_root() / 'params' / profile
+    return f'this profile lacks {" and ".join(p for p in TESTING_PAGES[claim] if not (root / f"{p}.yaml").exists())}'
 
 
 def judge(run, folder, composed_run=None, evidence=None, shown={}, names={}) -> pd.DataFrame:  # id, fields of Outcome
@@ -654,7 +665,7 @@ def without_covered(lines):  # a reason in words stays as it is
     comparison by the book's own is also there by the published one."""
     if isinstance(lines, str):
         return lines
-    tested = {c['clause'] for c in lines if 'clause' in c and c.get('role') != UNTESTED}
+    tested = {c['clause'] for c in lines if 'clause' in c and role_of(c) != UNTESTED}
     judged = {c['what'] for c in with_role(lines)}
     by_own = {c['what'] for c in with_role(lines, OWN_COMPARISON)}
     by_both = by_own & {OWN_RECIPE + what for what in judged}
@@ -662,7 +673,7 @@ def without_covered(lines):  # a reason in words stays as it is
     def is_covered(c):
         return c.get('clause') in tested or by_both and c['what'].startswith(PUBLISHED_RECIPE)
 
-    return [c for c in lines if c.get('role') != UNTESTED or not is_covered(c)]
+    return [c for c in lines if role_of(c) != UNTESTED or not is_covered(c)]
 
 
 def evidence_sources(receipts: dict) -> dict:  # claim -> words
@@ -754,23 +765,42 @@ def verdict_finding(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> str:
     )
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #6b1dd883
-def verdict_bars(counts: pd.DataFrame):
-    "One bar a paper, divided by verdict (`counts`: from `verdict_counts`)."
-    fig, ax = page(2.7)
-    left = np.zeros(len(counts))
-    for v, fill in VERDICT_FILLS.items():
-        if not counts[v].any():
-            continue
-        bars = ax.barh([PAPERS[p] for p in counts.index], counts[v], left=left, color=color(fill), label=v, height=0.62)
-        ink = 'k' if v in WITH_DARK_INK else 'w'
-        labels = [str(n) if n else '' for n in counts[v]]
-        ax.bar_label(bars, labels, label_type='center', fontsize=9, color=ink)
-        left += counts[v].to_numpy()
+HATCH = '/////'  # of the bars of kept runs, in the colour of their verdict
+
+
+def bar_parts(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> list:  # of (verdict, whether kept, paper -> number)
+    """The parts of the bars of papers, in order: each verdict of the run, then the same of kept runs (`kept_verdicts`).
+    A claim that a kept run judges is counted there alone."""
+    kept = verdicts.head(0) if kept is None else kept
+    counts = verdict_counts(verdicts[~verdicts.id.isin(kept.id)]), verdict_counts(kept)
+    return [(v, bool(i), n[v]) for v in VERDICT_FILLS for i, n in enumerate(counts) if n[v].any()]
+
+
+def _draw_part(ax, v: str, is_kept: bool, counts: pd.Series, left):
+    "One part of each bar, with its number; those of kept runs are hatched."
+    fill = color(VERDICT_FILLS[v])
+    style = dict(color='white', edgecolor=fill, hatch=HATCH, linewidth=1) if is_kept else dict(color=fill)
+    bars = ax.barh([PAPERS[p] for p in counts.index], counts, left=left, height=0.62, **style)
+    ink = dict(color='k' if is_kept or v in WITH_DARK_INK else 'w')
+    ink |= dict(bbox=dict(fc='white', ec='none', pad=1)) if is_kept else {}
+    ax.bar_label(bars, [str(n) if n else '' for n in counts], label_type='center', fontsize=9, **ink)
+
+
+def verdict_bars(verdicts: pd.DataFrame, kept: pd.DataFrame = None):
+    "One bar a paper, divided by verdict; the claims that only `kept_verdicts` judge are hatched."
+    fig, ax = page(2.9)
+    parts, left = bar_parts(verdicts, kept), np.zeros(len(PAPERS))
+    for v, is_kept, counts in parts:
+        _draw_part(ax, v, is_kept, counts, left)
+        left += counts.to_numpy()
+    fills = {v: Patch(fc=color(VERDICT_FILLS[v])) for v, _, _ in parts}
+    if any(is_kept for _, is_kept, _ in parts):
+        fills['hatched: in a kept run'] = Patch(fc='white', ec='#555555', hatch=HATCH)
     ax.invert_yaxis()
     ax.set_xlabel('number of claims')
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.tick_params(axis='y', length=0)
-    fig.legend(loc='outside lower center', ncols=3)
+    fig.legend(fills.values(), fills, loc='outside lower center', ncols=3)
     ax.set_title('Verdicts by paper')
     return fig
 
@@ -788,11 +818,11 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
     if not comparisons:
         return LINE_BREAK.join(outcome.split('; '))
     clauses = {}  # line -> the comparisons that it stands for
-    for c in sorted(comparisons, key=lambda c: ROLES.index(c.get('role', ''))):
+    for c in sorted(comparisons, key=lambda c: ROLES.index(role_of(c))):
         clauses.setdefault(effect([c]).replace('] points', ']'), []).append(c)
     lines = []
     for text, cs in clauses.items():
-        said = '' if any(c.get('role') for c in cs) else all_hold(cs)
+        said = '' if any(map(role_of, cs)) else all_hold(cs)
         said = verdict_in_words(cs[0]) if said == 'undecided' else said
         line = f'{text}: {CLAUSES.get(said, said)}' if said and said != TOO_FEW else text
         bold = said and said != 'reproduced' and verdict_of_claim != 'reproduced'
@@ -800,21 +830,39 @@ def comparison_lines(outcome: str, verdict_of_claim: str, comparisons: list) -> 
     return outcome.removesuffix(effect(comparisons)) + LINE_BREAK.join(lines)
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #8d5087ee
+ONE_AND_SEVERAL = {
+    TOO_FEW: (f'with {TOO_FEW}',) * 2,
+    'holds': ('holds', 'hold'),
+    'undecided': ('undecided',) * 2,
+    'does not hold': ('does not hold', 'do not hold'),
+}  # what a judged line says at its end -> words for one and for several
+
+
+def judged_in_words(ends: list) -> str:
+    "How many judged comparisons hold, are undecided or do not hold, from the ends of their lines; empty for none."
+    said = [next(kind for kind in ONE_AND_SEVERAL if kind in end) for end in ends]
+    counts = {words: said.count(kind) for kind, words in ONE_AND_SEVERAL.items() if kind in said}
+    found = [f'{n} {several if n > 1 else one}' for (one, several), n in counts.items()]
+    for (_, several), n in [*counts.items()][:1]:
+        found[0] = f'{n} of {len(ends)} comparisons {several}'
+    return ', '.join(found)
+
+
 def clause_count(lines: str) -> str:
-    "How many of the judged lines of `comparison_lines` hold, and what the others are; empty for values without a role."
+    "How many of the judged lines of `comparison_lines` hold, and how many others there are; empty without roles."
     texts = [line.strip(BOLD) for line in lines.split(LINE_BREAK)]
     ends = [t.rsplit(': ', 1)[-1] for t in texts]
     judged = [e for e in ends if e in CLAUSES.values() or e.startswith('undecided') or TOO_FEW in e]
-    untested = [t[t.index(LINE_BEGINS[UNTESTED]) :] for t in texts if LINE_BEGINS[UNTESTED] in t]
+    untested = sum(LINE_BEGINS[UNTESTED] in t for t in texts)
     own = sum(LINE_BEGINS[OWN_COMPARISON] in t for t in texts)
     certain = sum(t.endswith(CONSTRUCTED) for t in texts)
     words = {
-        f'{judged.count("holds")} of {len(judged)} comparisons hold': judged,
+        judged_in_words(judged): judged,
         f'{certain} value{"s" * (certain > 1)}{CONSTRUCTED}': certain,
-        untested[0] if len(untested) == 1 else f'{len(untested)} parts not tested': untested,
+        f'{untested} part{"s" * (untested > 1)} not tested': untested,
         f'{own} own comparison{"s" * (own > 1)}': own,
     }
-    return '; '.join(text for text, there in words.items() if there)
+    return ', '.join(text for text, there in words.items() if there)
 
 
 def folded_lines(lines: str) -> str:
@@ -850,16 +898,36 @@ def with_markup(table: HTML) -> HTML:
     return HTML(f'<div class="cis-claims">{text}</div>')  # narrow screens show a claim as a block, not as a row
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #734c98ee
+def kept_lines(name: str, o: Outcome, plain: list) -> list:
+    "The lines of a kept run; of those that the run has too, `plain`, only the ones by which a claim fails, *as here*."
+    lines = comparison_lines(o.effect, o.verdict, o.comparisons).split(LINE_BREAK)
+    shown = [line for line in lines if line not in plain or BOLD in line]
+    return [f'kept run {name}{", as here: " if line in plain else ", "}{line}' for line in shown]
+
+
+def kept_runs(names) -> str:
+    "Kept runs by the ends of their names; by the whole names where two ends are alike."
+    ends = [n.rsplit('/', 1)[-1] for n in names]
+    return f'kept run{"s" * (len(ends) > 1)} {", ".join(ends if len({*ends}) == len(ends) else names)}'
+
+
+def runs_by_verdict(outcomes: dict) -> dict:  # verdict -> experiments; `outcomes`: experiment -> outcome
+    "The kept runs with each verdict."
+    found = {}
+    for name, o in outcomes.items():
+        found.setdefault(o.verdict, []).append(name)
+    return found
+
+
 def all_lines(r, beside: dict) -> str:  # `beside`: experiment -> outcome
     "The lines of a row of verdicts, and what kept runs have beside them, behind their names; folded as one."
-    mine, *others = (comparison_lines(o.effect, o.verdict, o.comparisons) for o in (r, *beside.values()))
+    mine = comparison_lines(r.effect, r.verdict, r.comparisons)
     plain = comparison_lines('', r.verdict, [dict(c, named='') for c in r.comparisons]).split(LINE_BREAK)
-    new = [[line for line in lines.split(LINE_BREAK) if line not in plain] for lines in others]
-    kept = [f'kept run {name}, {line}' for name, lines in zip(beside, new) for line in lines]
+    kept = [line for name, o in beside.items() for line in kept_lines(name, o, plain)]
     if not kept:
         return folded_lines(mine)
     lines = LINE_BREAK.join([mine, *kept])
-    said = [clause_count(mine), *(f'kept run {name}: {o.verdict}' for name, o in beside.items())]
+    said = [clause_count(mine), *(f'{kept_runs(names)}: {v}' for v, names in runs_by_verdict(beside).items())]
     return f'{"; ".join(filter(None, said))}{FOLD}{lines}' if lines.count(LINE_BREAK) > 1 else lines
 
 
@@ -893,13 +961,16 @@ def kept_beside(verdicts: pd.DataFrame, receipts: dict) -> dict:  # claim -> exp
 
 
 def judged_otherwise(verdicts: pd.DataFrame, receipts: dict) -> str:
-    "The claims that this run reproduces, or does not, with the other verdicts of kept runs; empty if there are none."
+    """The claims that this run reproduces, or does not, where kept runs have other verdicts, a sentence each that
+    names the kept runs; empty if there are none."""
     mine, said = verdicts.set_index('id').verdict, []
     for claim, outcomes in sorted(kept_beside(verdicts, receipts).items()):
-        other = dict.fromkeys(o.verdict for o in outcomes.values() if o.verdict != mine[claim])
-        if mine[claim] in JUDGED_HERE[:2] and other:
-            said.append(f'{claim} is {mine[claim]} here, and in kept runs {" or ".join(other)}')
-    return '; '.join(said)
+        runs = runs_by_verdict(outcomes)
+        alike = runs.pop(mine[claim], [])
+        if mine[claim] in JUDGED_HERE[:2] and runs:
+            first = f'{claim} is {mine[claim]} here' + f' and in the {kept_runs(alike)}' * bool(alike)
+            said.append('; '.join([first, *(f'{v} in the {kept_runs(names)}' for v, names in runs.items())]))
+    return '. '.join(said)
 
 
 def correction_note(receipt: dict) -> str:
@@ -1072,12 +1143,24 @@ def kept_verdicts(verdicts: pd.DataFrame, receipts: dict) -> pd.DataFrame:  # so
 
 
 KEPT_COUNT = 'kept run: '  # how the name of a count begins that is one of kept verdicts
+KEPT_INSTEAD = f'{KEPT_COUNT}instead of '  # and that of the verdicts which they stand for
 
 
 def counted_verdicts(verdicts: pd.DataFrame, kept: pd.DataFrame) -> dict:  # name -> number, for a receipt
-    "How many claims have each verdict, and how many each of `kept_verdicts`, whose names begin with `KEPT_COUNT`."
+    """How many claims have each verdict, and how many each of `kept_verdicts`, whose names begin with `KEPT_COUNT`;
+    with `KEPT_INSTEAD`, how many of the claims without a verdict these are."""
     of_kept = {KEPT_COUNT + v: n for v, n in kept.verdict.value_counts().items()}
+    replaced = verdicts.verdict[verdicts.id.isin(kept.id)].value_counts()
+    of_kept |= {KEPT_INSTEAD + v: n for v, n in replaced.items()}
     return {name: int(n) for name, n in (dict(verdicts.verdict.value_counts()) | of_kept).items()}
+
+
+def counted_for_bars(counts: dict) -> dict:  # verdict -> (of the run, of kept runs); `counts`: of `counted_verdicts`
+    "The claims of each verdict in the order of `VERDICT_FILLS`; one that a kept run judges is counted there alone."
+    found = {
+        v: (counts.get(v, 0) - counts.get(KEPT_INSTEAD + v, 0), counts.get(KEPT_COUNT + v, 0)) for v in VERDICT_FILLS
+    }
+    return {v: n for v, n in found.items() if any(n)}
 
 
 def kept_sentence(counts: dict) -> str:  # `counts`: of `counted_verdicts`

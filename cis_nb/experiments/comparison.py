@@ -630,12 +630,15 @@ def contradictions(receipts: dict) -> list:  # of texts
     """Comparisons of equal runs and queries of which pages show other numbers or verdicts.
 
     A claim corrects the lines of evidence that no page shows itself; a page must only not say the opposite of their
-    own p-values. A page that gives no verdict (`NOT_TUNED_ALIKE`, `ONE_SEED`) contradicts none."""
+    own p-values. A page that says `ONE_SEED` contradicts none. One that says `NOT_TUNED_ALIKE` contradicts each
+    verdict, also that of a judged line of evidence."""
     wrong = []
     for key, shown_lines in shown_comparisons(receipts).items():
         lines = [(page, by_own_p(c)) for page, c in shown_lines]
         numbers = {tuple(round(c[k], 6) for k in ('diff', 'low', 'high')) for _, c in lines}
         shown = {verdict_in_words(c) for _, c in lines if 'family' in c} - {NOT_TUNED_ALIKE, ONE_SEED}
-        if len(numbers) > 1 or len(shown) > 1 or {'better', 'worse'} <= {verdict(c) for _, c in lines}:
+        judged = {verdict(c) for _, c in lines if not c.get('role')} - {ONE_SEED}
+        of_one = NOT_TUNED_ALIKE in judged and len(judged) > 1
+        if len(numbers) > 1 or len(shown) > 1 or of_one or {'better', 'worse'} <= {verdict(c) for _, c in lines}:
             wrong.append(f'{key}: ' + '; '.join(f'{page} {brief_difference(c)}' for page, c in lines))
     return wrong

@@ -222,13 +222,15 @@ def test_wide_tables_figures_and_titles_stay_on_the_page_and_show_that_they_go_o
     figure = f'<img src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">'
     cells = '<td>number</td>' * 40
     tables = ''.join(f'<table class="cis-table {name}"><tr>{cells}</table>' for name in ('cis-matrix', 'cis-front'))
-    body = f'<h1>{"a_long_name_" * 12}</h1>{tables}<div class="cell_output" id="figure">{figure}</div>'
+    own = site.scrolling(f'<p id="title">{"A title. " * 30}</p><table><tr>{cells}</table>')
+    outputs = f'<div class="cell_output" id="figure">{figure}</div><div class="cell_output text_html">{own}</div>'
+    body = f'<h1>{"a_long_name_" * 12}</h1>{tables}{outputs}'
     theme = '<style>html { --pst-color-background: #fff }</style>'  # of sphinx-book-theme
     head = f'<!doctype html>{theme}<link rel="stylesheet" href="{style.as_uri()}">'
     (tmp_path / 'wide.html').write_text(f'{head}<div class="bd-article">{body}</div>')
     browser.open(tmp_path / 'wide.html')
     browser.picture(tmp_path / 'wide.png', width, 900)
-    boxes = ['.cis-matrix', *(['.cis-front', '#figure'] if width == 400 else [])]
+    boxes = ['.cis-matrix', '.cis-scroll', *(['.cis-front'] if width == 400 else [])]
     for box in boxes:
         scrolls, edge, y, middle = browser.js(
             f"(() => {{ const b = document.querySelector('{box}'), r = b.getBoundingClientRect();"
@@ -237,8 +239,29 @@ def test_wide_tables_figures_and_titles_stay_on_the_page_and_show_that_they_go_o
         shot = Image.open(tmp_path / 'wide.png').convert('L')
         shadow, plain = (shot.getpixel((int(x), int(y) - 6)) for x in (edge, middle))
         assert scrolls and shadow < 235 and shadow < plain, box
-    title = browser.js("(() => { const h = document.querySelector('h1'); return h.scrollWidth - h.clientWidth })()")
-    assert title <= 0
+    over = "(s => { const e = document.querySelector(s), w = document.querySelector('.bd-article').clientWidth;"
+    over += ' return Math.max(e.scrollWidth - e.clientWidth, e.getBoundingClientRect().width - w) })'
+    assert [browser.js(f"{over}('{part}')") <= 1 for part in ('h1', '#figure img', '#title', '.text_html')] == [
+        True
+    ] * 4
+
+
+@pytest.mark.browser
+def test_the_first_column_of_a_table_stays_in_view_on_a_narrow_screen(browser, tmp_path):
+    style, cells = Path(cis_nb.__file__).parent / 'assets/book/_static/book.css', '<td>number</td>' * 40
+    table = site.scrolling(f'<table><tr><th>{"a long name " * 5}</th>{cells}</table>')
+    head = f'<!doctype html><link rel="stylesheet" href="{style.as_uri()}">'
+    (tmp_path / 'sticky.html').write_text(f'{head}<div class="bd-article"><div class="cell_output">{table}</div></div>')
+    browser.open(tmp_path / 'sticky.html')
+    moved = (
+        "(() => { const b = document.querySelector('.cis-scroll'), th = b.querySelector('th'); b.scrollLeft = 300;"
+        ' const [at, of] = [th, b].map(e => e.getBoundingClientRect()); return [at.left - of.left, at.width / of.width]'
+        ' })()'
+    )
+    for width, stays in ((400, True), (1200, False)):
+        browser.picture(tmp_path / 'sticky.png', width, 300)
+        left, share = browser.js(moved)
+        assert (left == 0) == stays and share < 0.6
 
 
 @pytest.mark.browser

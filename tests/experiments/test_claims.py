@@ -197,12 +197,16 @@ def test_the_front_page_counts_them_apart():
 def test_the_front_page_says_what_kept_runs_judge_and_does_not_count_it(monkeypatch):
     counts = {'reproduced': 3, 'needs the profile full': 2, 'kept run: undecided': 1, 'kept run: not reproduced': 1}
     monkeypatch.setattr(site, '_claims_receipt', lambda found: ('09_claims/claims', dict(counts=counts)))
+    counts['kept run: instead of needs the profile full'] = 2
     assert site._verdict_counts({}) == {'reproduced': 3, 'needs the profile full': 2}
-    assert 'kept' not in site._verdicts({})
+    rows = re.findall(r'<tr><td>(.*?)</td>.*?>(\d*)</td><td class="cis-num">(.*?)</td>', site._verdicts({}))
+    assert rows == [('reproduced', '3', ''), ('not reproduced', '0', '1'), ('undecided', '0', '1')]
+    assert cl.color(cl.VERDICT_FILLS['not reproduced']) in site._verdicts({})  # as on the page of the claims
     said = (
         'Kept results of longer runs judge 2 more claims, which this run does not test: 1 not reproduced, 1 undecided'
     )
-    assert site._claims_text({}).startswith(f'{said}. Each claim with its test and effect: [claims](09_claims/claims).')
+    more = 'Each claim with its test and effect: [claims](09_claims/claims).'
+    assert site._claims_text({}).startswith(f'{said}. They are hatched, in the colour of their verdict. {more}')
     counts = dict(reproduced=3)
     assert site._claims_text({}).startswith('Each claim')
 
@@ -379,8 +383,32 @@ def test_more_lines_of_a_kept_run_are_folded_behind_its_verdict(tmp_path):
     verdicts = cl.judge(planted(8), tmp_path, evidence=dict(L05=[line(1)]))
     kept = {'full/larger': kept_run(L05=[line(1), dict(line(-9), what='c'), dict(line(1), what='d')])}
     text = shown_text(cl.claims_by_paper(verdicts, {}, '', kept))
-    assert '1 of 1 comparisons hold; kept run full/larger: not reproduced' in text
+    assert '1 of 1 comparisons hold; kept run larger: not reproduced' in text
     assert 'kept run full/larger, a − b' not in text  # it is a line of the run
+
+
+def test_a_kept_run_that_fails_by_a_line_of_this_run_shows_it(tmp_path):
+    verdicts = cl.judge(planted(8), tmp_path, evidence=dict(L05=[line(-9)]))
+    kept = {'full/a': kept_run(L05=[line(-9), dict(line(1), what='c')]), 'full/b': kept_run(L05=[line(-1)])}
+    text = shown_text(cl.claims_by_paper(verdicts, {}, '', kept))
+    assert 'kept run full/a, as here: a − b: −8.0 [−9.0, −7.0]: does not hold' in text
+    said = 'L05 is not reproduced here and in the kept run a; undecided in the kept run b'
+    assert cl.judged_otherwise(verdicts, kept) == said
+    twins = {'full/x/run': kept['full/b'], 'full/y/run': kept['full/b']}
+    assert cl.judged_otherwise(verdicts, twins).endswith('undecided in the kept runs full/x/run, full/y/run')
+
+
+def test_a_line_of_sides_that_were_not_tuned_alike_is_shown_and_not_judged(tmp_path):
+    favoured = dict(line(1), untuned=True, p=0.001)
+    assert [cl.judge_evidence([favoured, *more]).verdict for more in ([], [line(1)], [line(-9)])] == [
+        cl.NOT_HERE,
+        'undecided',
+        'not reproduced',
+    ]
+    verdicts = cl.judge(planted(8), tmp_path, evidence=dict(L05=[favoured, dict(line(1), what='c')]))
+    text = shown_text(cl.claims_by_paper(verdicts, {}, ''))
+    assert 'not tested: a − b: +2.0 [+1.0, +3.0], not tuned alike' in text
+    assert 'a − b' not in str([c for _, c in cl.judged_comparisons(verdicts)])
 
 
 def test_each_line_of_a_claim_with_several_kept_runs_names_its_run(tmp_path):
@@ -389,7 +417,7 @@ def test_each_line_of_a_claim_with_several_kept_runs_names_its_run(tmp_path):
     own = dict(line(-9, OWN_COMPARISON), what=f'{cl.OWN_RECIPE}a − b')
     kept = {'full/07/grid.a': kept_run(C14=[own, recipe]), 'full/07/grid.b': kept_run(C14=[line(1)])}
     text = shown_text([cl.kept_claims(cl.kept_verdicts(verdicts, kept), kept)])
-    assert '1 of 1 comparisons hold; 1 own comparison' not in text  # two lines are not folded
+    assert '1 of 1 comparisons hold, 1 own comparison' not in text  # two lines are not folded
     assert 'grid.b: a − b: +2.0 [+1.0, +3.0]: holds' in text and 'not tested' not in text  # the other run tests it
     assert 'grid.a: this book’s own comparison, the book’s recipe, a − b: −8.0 [−9.0, −7.0]' in text
     assert 'full/07/grid.a' in text and 'full/07/grid.b' in text  # in full, below the title

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from projects import ROOT
 from rankings import rows
 from cis_nb.experiments import comparison as cp
 from cis_nb.experiments import genecis as ev
+from cis_nb.experiments.claims import kept_receipts
 from cis_nb.retrieval.statistics import bootstrap_ci, hierarchical_bootstrap
 
 
@@ -360,10 +362,35 @@ def test_a_page_with_more_rivals_and_columns_has_the_same_verdicts():
     assert len(wrong) == len(small) and 'undecided by Holm' in wrong[0] and '(better)' in wrong[0]
 
 
-PROFILES = sorted({f.parents[2].name for f in Path('reports').glob('*/0*/*/receipt.json')})
+def receipts_of_book(reports) -> dict:  # experiment -> receipt
+    made = Path(reports).glob('0*/*/receipt.json')
+    return {f.parent.relative_to(reports).as_posix(): json.loads(f.read_text(encoding='utf-8')) for f in made}
 
 
-@pytest.mark.parametrize('profile', PROFILES)
+@pytest.mark.e2e
+def test_pages_of_the_small_book_agree(smoke):
+    receipts = receipts_of_book(smoke.home / 'reports' / 'smoke')
+    assert len(cp.shown_comparisons(receipts)) > 1 and cp.contradictions(receipts) == []
+
+
+def test_kept_evidence_of_all_runs_agrees():
+    keys = [len(lines) for lines in cp.shown_comparisons(kept_receipts()).values()]
+    assert len(keys) > 100 and max(keys) > 1 and cp.contradictions(kept_receipts()) == []
+
+
+PROFILES = sorted({f.parents[2].name for f in (ROOT / 'reports').glob('*/0*/*/receipt.json')})
+
+
+@pytest.mark.parametrize('profile', PROFILES or [pytest.param('', marks=pytest.mark.skip(reason='no book was made'))])
 def test_pages_of_a_book_that_was_made_agree(profile):
-    made = Path('reports', profile).glob('0*/*/receipt.json')
-    assert cp.contradictions({f'{f.parts[2]}/{f.parts[3]}': json.loads(f.read_text()) for f in made}) == []
+    receipts = receipts_of_book(ROOT / 'reports' / profile)
+    assert receipts and cp.contradictions(receipts) == []
+
+
+def test_a_verdict_on_sides_that_another_page_calls_not_tuned_alike_is_a_contradiction():
+    about = dict(key='k', p=0.001, seed_intervals=[], diff=1.0, low=0.1, high=2.0, family=1, p_corrected=0.001)
+    page, line = dict(comparisons=[dict(about, untuned=True)]), dict(about, what='a − b')
+    (said,) = cp.contradictions(dict(page=page, claims=dict(evidence=dict(C13=[line]))))
+    assert 'page +1.0 [+0.1, +2.0] (not tuned alike)' in said and 'claims +1.0 [+0.1, +2.0] (better)' in said
+    for agrees in (dict(line, untuned=True), dict(line, role='own')):
+        assert cp.contradictions(dict(page=page, claims=dict(evidence=dict(C13=[agrees])))) == []

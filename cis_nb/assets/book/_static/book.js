@@ -15,11 +15,14 @@ document.addEventListener('DOMContentLoaded', () => {
   }
 });
 
-// A figure that is narrow by itself fits a phone and needs no scrolling.
+// Pages of the side bar without a result in this profile (absent.js) are lighter and say why.
 document.addEventListener('DOMContentLoaded', () => {
-  const mark = (img) => img.classList.toggle('cis-narrow', img.naturalWidth > 0 && img.naturalWidth <= 560);
-  for (const img of document.querySelectorAll('.cell_output > img')) {
-    mark(img);
-    img.addEventListener('load', () => mark(img));
+  const root = new URL(document.documentElement.dataset.content_root || './', location.href).pathname;
+  for (const link of document.querySelectorAll('.bd-sidebar-primary li a')) {
+    const page = decodeURI(link.pathname).slice(decodeURI(root).length).replace(/\.html$/, '');
+    const why = (window.cisAbsent || {})[page];
+    if (!why) continue;
+    link.classList.add('cis-absent');
+    link.title = why;
   }
 });
