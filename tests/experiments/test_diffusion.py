@@ -18,6 +18,7 @@ from cis_nb.experiments import diffusion
 from cis_nb.experiments.diffusion import (
     NEGATIVE_PAIRS,
     PRINTED,
+    UNCERTAINTY,
     CirrScene,
     EditedSum,
     LabelledImages,
@@ -30,6 +31,7 @@ from cis_nb.experiments.diffusion import (
     composition_table,
     edit_holds,
     effect_leads,
+    ends_words,
     evenly,
     extreme_losses,
     grid_values,
@@ -380,8 +382,9 @@ def printed_rows(table) -> list:
 def fake_run(rows: list, titles: dict) -> SimpleNamespace:
     columns = ['benchmark', 'method', 'task', 'metric', 'k', 'seed', 'value']
     results = pd.DataFrame(rows, columns=columns).assign(ci_low=0.0, ci_high=100.0, n=9)
-    asked = [(b, q) for b in {r[0] for r in rows} for q in ('q0', 'q1', 'q0')]  # one of two queries in two tasks
-    per_query = pd.DataFrame(asked, columns=['benchmark', 'query_id'])
+    asked = [(b, q, t) for b in {r[0] for r in rows} for q, t in (('q0', 'full'), ('q1', 'full'), ('q0', 'subset'))]
+    per_query = pd.DataFrame(asked, columns=['benchmark', 'query_id', 'task'])  # one of two queries in two tasks
+    per_query = per_query.assign(method='compodiff', seed=0, gallery_size=20, ranks=[[1], [2], [3, 4]])
     return SimpleNamespace(results=results, titles=titles, per_query=per_query)
 
 
@@ -400,8 +403,9 @@ def test_a_printed_table_is_whole_and_has_this_runs_line_where_it_belongs(which)
     assert (table['numbers of'] == 'paper').sum() == len(printed_rows(t.numbers))
     (at,) = table.index[table['numbers of'] == 'this run, 2 queries, mean of 2 seeds'][:1]
     assert table.method[at - 1] == 'CompoDiff, CLIP-L/14 text' and table.regime[at - 1].startswith('zero-shot')
-    assert table.iloc[at, 3:].tolist() == [f'{10.5 + c:.1f}' for c in range(len(columns))]
-    assert table.iloc[-1, :2].tolist() == ['Image + Text, tuned', 'not in this table of the paper']
+    assert table.iloc[at, 3:].tolist() == [f'{10.5 + c:.1f} ± 0.7' for c in range(len(columns))]
+    assert table.iloc[-1, :2].tolist() == ['Random order', 'images ranked for a query: 20']
+    assert table.iloc[-2, :2].tolist() == ['Image + Text, tuned', 'not in this table of the paper']
     assert 'Image only' not in set(table.method)  # the table of the page has it
     first = read_printed(t.numbers).iloc[0]
     assert table.iloc[0, 3] == f'{first.value:.1f}'
@@ -411,17 +415,23 @@ def draws(hits) -> SimpleNamespace:
     "Rankings of object composition with so many of ten queries found in each draw."
     rows = [
         dict(benchmark='composition', method='image_text', seed=-1, query_id=f'{d}:{q}', rank=1 if q < n else 3)
+        | dict(task='composition', gallery_size=25, ranks=[1 if q < n else 3])
         for d, n in enumerate(hits)
         for q in range(10)
     ]
-    return SimpleNamespace(per_query=pd.DataFrame(rows), titles=dict(image_text='Image + Text'))
+    value = dict(benchmark='composition', method='image_text', task='composition', metric='recall', k=1, seed=-1)
+    results = pd.DataFrame([value | dict(value=40.0, ci_low=30.0, ci_high=50.0, n=10)])
+    return SimpleNamespace(per_query=pd.DataFrame(rows), titles=dict(image_text='Image + Text'), results=results)
 
 
 def test_draws_of_object_composition():
     table = composition_table(draws([3, 5]))
-    assert table.iloc[-1][['draw 1', 'draw 2', 'mean']].tolist() == [30.0, 50.0, 40.0]
-    assert table['numbers of'].iloc[-1] == 'this run, 20 queries'
-    assert (table['numbers of'] == 'paper').sum() == len(table) - 1
+    assert table.iloc[-2][['draw 1', 'draw 2', 'mean']].tolist() == [30.0, 50.0, 40.0]
+    assert table[UNCERTAINTY].tolist()[-2:] == ['[30.0, 50.0]', '–']
+    assert table.iloc[-1][['method', 'regime']].tolist() == ['Random order', 'images ranked for a query: 25']
+    assert table.iloc[-1][['draw 1', 'draw 2', 'mean']].tolist() == pytest.approx([4.0] * 3)
+    assert table['numbers of'].iloc[-2] == 'this run, 20 queries'
+    assert (table['numbers of'] == 'paper').sum() == len(table) - 2
     assert spread_over_draws(draws([3, 5])) is None
     moved, still = spread_over_draws(draws([3, 5, 4])), spread_over_draws(draws([4, 4, 4]))
     assert (verdict(by_own_p(moved)), judge_evidence([moved]).verdict) == ('better', CERTAIN)
@@ -496,7 +506,8 @@ def test_the_strongest_baseline_is_named_and_counted():
     benchmarks = dict(cirr=with_reference, circo=with_reference, captions=captions)
     ends, inside = SimpleNamespace(at_ends=['smallest w_I']), SimpleNamespace(at_ends=[])
     chosen = {('compodiff', 'cirr'): ends, ('compodiff', 'circo'): inside, ('compodiff_cirr', 'cirr'): ends}
-    run = SimpleNamespace(benchmarks=benchmarks, titles=dict(image_text='A', image_text_tuned='B'), samplers=chosen)
+    titles = dict(image_text='A', image_text_tuned='B', compodiff='CompoDiff')
+    run = SimpleNamespace(benchmarks=benchmarks, titles=titles, samplers=chosen)
     about = dict(low=1.0, high=3.0, diff=2.0, by_seed=[], p=0.001, p_corrected=0.001, key='k')
     worse = about | dict(low=-3.0, high=-1.0, diff=-2.0)
     found = {(b, r): about for b in run.benchmarks for r in run.titles} | {('circo', 'image_text_tuned'): worse}
@@ -504,6 +515,5 @@ def test_the_strongest_baseline_is_named_and_counted():
         patch.setattr(diffusion, 'strongest_on', lambda run, name: 'image_text_tuned')
         said = against_baselines(run, found)
         assert strongest_pairs(run, found) == [('cirr', 'image_text_tuned'), ('circo', 'image_text_tuned')]
-    counted, at_end = said.split('; ')
-    assert counted.endswith(': better on 1 of 2 benchmarks, worse on 1 (corrected within each)')
-    assert at_end == 'on 1 of 2 its sampler setting is at the edge of those tried'
+    assert said.endswith(' CompoDiff is better on 1, undecided on 0 and worse on 1 of 2 benchmarks')
+    assert ends_words(run).startswith('On 1 of 2 benchmarks the chosen sampler setting')
