@@ -595,8 +595,8 @@ ALL_TASKS = 'all_tasks'
 TASK_VARIANTS = {
     ALL_TASKS: Variant('all three', dict(task_mix=[0.3, 0.3, 0.4])),
     'triplets': Variant('triplets', dict(task_mix=[0.0, 0.0, 1.0])),
-    'text_triplets': Variant('captions, triplets', dict(task_mix=[3 / 7, 0.0, 4 / 7])),
-    'text_inpainting': Variant('captions, inpainting', dict(task_mix=[0.5, 0.5, 0.0])),
+    'text_triplets': Variant('captions + triplets', dict(task_mix=[3 / 7, 0.0, 4 / 7])),
+    'text_inpainting': Variant('captions + inpainting', dict(task_mix=[0.5, 0.5, 0.0])),
     'text': Variant('captions', dict(task_mix=[1.0, 0.0, 0.0])),
 }  # name -> variant; the paper has the first two
 
@@ -1112,7 +1112,7 @@ def encoder_variants(p: dict) -> dict:  # name -> Variant
     found = {}
     for names in p['encoders']:
         change = dict(text_encoder='' if names == p['backbone'] else names)
-        found[names] = Variant(names.replace('+', ' and '), change | dict(start=first_stage(p, change)))
+        found[names] = Variant(names.replace('+', ' + '), change | dict(start=first_stage(p, change)))
     return found
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #796a7147
