@@ -62,8 +62,9 @@ def page_figures(nb: dict) -> list:  # of bytes
 
 
 def first_table(nb: dict, mark: str) -> str:
-    "The first table of a notebook as HTML; `mark` makes its names differ from those on other pages. Empty: none."
-    for c in nb['cells']:
+    """The first table of a notebook as HTML, of the cells with the tag `keep` where one has a table; `mark` makes its
+    names differ from those on other pages. Empty: none."""
+    for c in sorted(nb['cells'], key=lambda c: 'keep' not in tags(c)):
         for o in c.get('outputs', ()):
             if '<table' in (shown := ''.join(o.get('data', {}).get('text/html', ''))):
                 return re.sub(r'\bT_(?=[0-9a-f]{8})', f'T_{mark}_', shown)
