@@ -437,7 +437,9 @@ VERDICT_PHRASES = {'better': 'is better than', 'worse': 'is worse than'}
 
 def comparison_sentence(c: dict, titles: dict) -> str:
     "One sentence on a comparison from `compare`: verdict, difference and interval."
-    said = VERDICT_PHRASES.get(verdict(c), f'is {verdict_in_words(c)} against')
+    words = verdict_in_words(c)
+    verb = 'has' if words.startswith(('too few', 'one seed')) else 'is'
+    said = VERDICT_PHRASES.get(words, f'{verb} {words} against')
     return (
         f'{titles[c["a"]]} **{said}** {titles[c["b"]]}: {format_interval(c)} points, '
         f'95 % interval over {"seeds and " * (c["seeds"] > 0)}references, {c["n"]:,} queries.'

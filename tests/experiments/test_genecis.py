@@ -270,8 +270,8 @@ def test_neighbours_in_the_order_are_corrected_together(monkeypatch):
     'more, said',
     [
         (dict(p_corrected=0.01), 'is better than'),
-        (dict(p_corrected=0.06), 'undecided by Holm against'),
-        (dict(p_corrected=0.06, low=-0.5, needed=90), 'too few queries against'),
+        (dict(p_corrected=0.06), 'is undecided by Holm against'),
+        (dict(p_corrected=0.06, low=-0.5, needed=90), 'has too few queries against'),
     ],
 )
 def test_a_sentence_has_each_verdict(more, said):

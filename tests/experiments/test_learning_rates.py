@@ -34,7 +34,7 @@ def test_table_and_finding_name_the_preferred_rate():
     found = scores(own=[5, 5], high=[6, 8])
     assert L.rates_table(found).iloc[0][['learning rate', '× 3', 'preferred']].tolist() == [
         '0.001',
-        '7.0 ± 1.4',
+        '7.0\u00a0±\u00a01.4',
         '0.003',
     ]
     assert L.learning_rate_finding(found).endswith('one is for a with 3 times its rate (+2.0 points)')
