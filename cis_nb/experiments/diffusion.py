@@ -487,8 +487,8 @@ def choosing_numbers(tuning: list, p: dict) -> dict:  # name of a benchmark -> n
 
 
 def as_many_queries(tuning: list, p: dict) -> list:  # of Benchmark
-    """The benchmarks `tuning` with as many queries of each task as choose the sampler, by `choosing_numbers`: what late
-    fusions and prompts are chosen on."""
+    """The benchmarks `tuning` with as many queries of each task as choose the sampler, by `choosing_numbers`: what
+    prompts are chosen on."""
     n, found = choosing_numbers(tuning, p), []
     for b in tuning:
         each = -(-n[b.name] // max(1, len(choosing_tasks(b, 0))))
@@ -530,7 +530,7 @@ def run_benchmarks(p: dict) -> SampledRun:
     p = p | dict(chosen_on=checked(p['chosen_on'], dict.fromkeys(api.names('benchmark'), 0), 'chosen_on'))
     found, missing = all_benchmarks(p)
     model, tuning = load_backbone(p['backbone'], p['pretrained'], p['device']), tuning_benchmarks(p)
-    entries = with_controls_and_rerankers(compared_methods(p, model), model, as_many_queries(tuning, p), p)
+    entries = with_controls_and_rerankers(compared_methods(p, model), model, tuning, p)
     entries = with_chosen_prompts(entries, tuning, p)
     run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found))
     run.samplers = benchmark_samplers(entries, tuning, p)
