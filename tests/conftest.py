@@ -3,10 +3,17 @@
 import os
 import shutil
 import pytest
+import torch
 from projects import ROOT, Project
 
 for name in ('MAKELEVEL', 'MAKEFLAGS', 'MFLAGS'):  # a `make` in a test is no part of the `make test` that runs it
     os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    "Weights that a test draws are the same in each run, whatever ran before it."
+    torch.manual_seed(0)
 
 
 @pytest.fixture

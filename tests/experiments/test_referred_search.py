@@ -230,7 +230,7 @@ def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, mo
 def test_a_prompt_with_words_of_captions_finds_the_category_more_often_than_its_name(tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
     backbone = load_backbone('tiny_products', device='cpu')
-    task = api.get('benchmark', 'lrvsf').load('world', 40, 3, distractors=60).tasks['category']
+    task = api.get('benchmark', 'lrvsf').load('world', 160, 3, distractors=60).tasks['category']
     captions = category_captions('world', 60, backbone.image_size)
     words = category_words(captions)
     assert all(any(w in caption.split() for caption in captions[c]) for c, some in words.items() for w in some[:2])
