@@ -204,8 +204,12 @@ def verify() -> bool:
 # %% ../../nbs/10_book/02_command_line.ipynb #cmdkeep02
 def keep(profile: str, data: str = '') -> bool:
     "Keep the findings of a profile's finished experiments in the library; True if there are any."
-    names = keep_findings(profile, data)
-    print('\n'.join([*(f'  ✓  {name}' for name in names), f'{len(names)} findings of {profile} kept in {FINDINGS}']))
+    names, outdated = keep_findings(profile, data)
+    lines = [f'  ✓  {name}' for name in names]
+    lines += [
+        f'  ✗  {name} is out of date and not kept; `cis-book run {profile} {name}` updates it' for name in outdated
+    ]
+    print('\n'.join([*lines, f'{len(names)} findings of {profile} kept in {FINDINGS}']))
     return bool(names)
 
 # %% ../../nbs/10_book/02_command_line.ipynb #5be71c02

@@ -124,20 +124,22 @@ def keep_outputs(profile: str, experiment: str, nb: dict, figures: Path = FIGURE
     keep_output(first_table(nb, fingerprint(name)[:6]).encode(), tables / f'{name}.html')
 
 
-def keep_findings(profile: str, data: str = '') -> list:  # of the experiments' names
+def keep_findings(profile: str, data: str = '') -> tuple:  # two lists of experiments' names: kept, out of date
     """Keep what the finished experiments of a profile have found, their evidence on claims, a figure and the first
-    table of each."""
+    table of each. Results that are out of date are not kept."""
     from cis_nb.experiments.claims import keep_receipts  # seconds, which other commands need not wait
     from cis_nb.experiments.comparison import query_parameters, world_of
 
-    ran = [e for e in experiments(profile, data).values() if e.chapter[:2] in WITH_FINDINGS and done(e)]
+    with_findings = (e for e in experiments(profile, data).values() if e.chapter[:2] in WITH_FINDINGS)
+    made = [e for e in with_findings if e.receipt.exists()]
+    ran = [e for e in made if done(e)]
     receipts = {e.name: read_record(e.receipt)[0] for e in ran}
     worlds = {name: world_of(query_parameters(r, receipts)) for name, r in receipts.items()}
     add_findings([_finding(e, receipts[e.name], worlds[e.name]) for e in ran])
     keep_receipts({f'{profile}/{name}': r for name, r in receipts.items()})
     for e in ran:
         keep_outputs(profile, e.name, read_notebook(e.folder / 'notebook.ipynb'))
-    return [e.name for e in ran]
+    return [e.name for e in ran], [e.name for e in made if e not in ran]
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00008
 def kept_outputs(profile: str, experiment: str, figures: Path = FIGURES, tables: Path = TABLES) -> dict:

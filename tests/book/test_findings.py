@@ -65,3 +65,13 @@ def test_a_kept_finding_stands_on_the_page_of_another_profile(project):
         '06_honest: result of profile full, kept by the library.' in html.read_text() and headline in html.read_text()
     )
     assert headline in (project.report('html') / 'index.html').read_text()
+
+
+@pytest.mark.e2e
+def test_a_result_out_of_date_is_named_and_not_kept(project):
+    project.chapter('06_honest', profile='full')
+    assert project.book('run', 'full', '06_honest')[0] == 0
+    project.write('params/full/06_honest.yaml', 'n: 3\n')
+    rc, said = project.book('keep', 'full')
+    assert rc == 1 and '0 findings of full kept' in said
+    assert '✗  06_honest is out of date and not kept; `cis-book run full 06_honest` updates it' in said
