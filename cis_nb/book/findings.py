@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FINDINGS', 'FIGURES', 'TABLES', 'COLUMNS', 'WITH_FINDINGS', 'MORE_FIGURES', 'card_figure', 'page_figures',
-           'first_table', 'read_findings', 'add_findings', 'keep_output', 'figure_files', 'keep_outputs',
+           'page_tables', 'read_findings', 'add_findings', 'keep_output', 'figure_files', 'keep_outputs',
            'keep_findings', 'kept_outputs', 'kept_findings']
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00002
@@ -61,14 +61,16 @@ def page_figures(nb: dict) -> list:  # of bytes
     return [png for png in (card_figure(nb), *_figures(c for c in nb['cells'] if 'keep' in tags(c))) if png]
 
 
-def first_table(nb: dict, mark: str) -> str:
-    """The first table of a notebook as HTML, of the cells with the tag `keep` where one has a table; `mark` makes its
-    names differ from those on other pages. Empty: none."""
-    for c in sorted(nb['cells'], key=lambda c: 'keep' not in tags(c)):
-        for o in c.get('outputs', ()):
-            if '<table' in (shown := ''.join(o.get('data', {}).get('text/html', ''))):
-                return re.sub(r'\bT_(?=[0-9a-f]{8})', f'T_{mark}_', shown)
-    return ''
+def _tables(cells) -> list:  # of HTML
+    shown = (''.join(o.get('data', {}).get('text/html', '')) for c in cells for o in c.get('outputs', ()))
+    return [html for html in shown if '<table' in html]
+
+
+def page_tables(nb: dict, mark: str) -> str:
+    """The tables of a notebook that are kept, as HTML: those of cells with the tag `keep`, otherwise the first. `mark`
+    makes their names differ from those on other pages. Empty: none."""
+    kept = _tables(c for c in nb['cells'] if 'keep' in tags(c)) or _tables(nb['cells'])[:1]
+    return re.sub(r'\bT_(?=[0-9a-f]{8})', f'T_{mark}_', '\n'.join(kept))
 
 
 def read_findings(file: Path = None) -> pd.DataFrame:  # COLUMNS
@@ -121,7 +123,7 @@ def keep_outputs(profile: str, experiment: str, nb: dict, figures: Path = FIGURE
     for file, png in zip_longest(files, made, fillvalue=b''):
         keep_output(png, file)
     name = f'{profile}/{experiment}'
-    keep_output(first_table(nb, fingerprint(name)[:6]).encode(), tables / f'{name}.html')
+    keep_output(page_tables(nb, fingerprint(name)[:6]).encode(), tables / f'{name}.html')
 
 
 def keep_findings(profile: str, data: str = '') -> tuple:  # two lists of experiments' names: kept, out of date

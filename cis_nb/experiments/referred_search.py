@@ -17,15 +17,15 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
            'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
            'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read',
-           'referred_finding', 'text_alone_note', 'text_lead', 'lead_rows', 'query_categories', 'category_table',
-           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
-           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
-           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
-           'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
-           'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'lead_line',
-           'over_filter', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy', 'crop_detector_of',
-           'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval', 'area_slopes', 'fewest_hits', 'crop_clause',
-           'slope_lines', 'size_slopes', 'referred_evidence']
+           'referred_finding', 'text_alone_note', 'text_lead', 'caption_leads', 'caption_finding', 'query_categories',
+           'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
+           'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
+           'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
+           'example_strips', 'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table',
+           'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain',
+           'lead_line', 'over_filter', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy',
+           'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval', 'area_slopes',
+           'fewest_hits', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -78,7 +78,6 @@ from cis_nb.experiments.comparison import (
     contrast,
     by_question,
     kind_of_rival,
-    forest_rows,
     format_difference,
     format_interval,
     format_uncertainty,
@@ -521,9 +520,10 @@ def _with_conditions(note: str) -> str:
     return note
 
 
-def lacking_rivals(run: ReferredRun) -> str:
-    "The kinds of rivals that a run lacks, in words; empty where it has all."
-    kinds = {rival_kind(e) for e in run.entries}
+def lacking_rivals(run: ReferredRun, compared=None) -> str:
+    "The kinds of rivals that are not among the methods `compared` (None: all of the run), in words; empty for none."
+    names = None if compared is None else {base_name(m) for m in compared}
+    kinds = {rival_kind(e) for e in run.entries if names is None or e.name in names}
     return ', '.join(name for kind, name in RIVAL_NAMES.items() if kind not in kinds)
 
 
@@ -534,7 +534,7 @@ def rival_notes(run: ReferredRun) -> str:
     notes += [note for kind, note in RIVAL_NOTES.items() if kind in kinds]
     crops = [e.method for e in run.entries if isinstance(e.method, CropMethod) and e.method.detector]
     found = ', '.join(dict.fromkeys(m.detector.name for m in crops))
-    notes += [f'The [detector](../04b_methods/09_detector_crop.ipynb) is {found}.'] if found else []
+    notes += [f'The [detector](../04b_methods/09_detector_crop.html) is {found}.'] if found else []
     notes += [f'{_with_conditions(note)}.' for note in fusion_notes(run.entries)]
     if choices := prompt_choices(run.entries):
         of_prompts = [*prompt_lines(choices, CONDITION_OF_TASK), choice_note(choices, CONDITION_OF_TASK, fusions=False)]
@@ -758,12 +758,11 @@ def method_curves(ax, run: ReferredRun, mine: pd.DataFrame, least: float):
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #b77501be
 def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall', methods=None):
     """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds. R@1 below
-    the least chance is drawn there. `methods`: some; None: all. A CondViT and Text only are in their own panel."""
+    the least chance is drawn there. `methods`: some for each task; None: all."""
     tasks, subject = shown_tasks(run), f'{METRIC_TITLES[metric]} by number of distractors'
     fig, axes = page(3.6, cols=len(tasks), squeeze=False)
     for ax, task in zip(axes[0], tasks):
-        own = {CONDVITS[task], *([TEXT_ALONE] if task == 'text' else [])}
-        drawn = set(run.titles) if methods is None else {*methods, *own}
+        drawn = set(run.titles) if methods is None else {*methods[task]}
         mine = results[(results.task == task) & (results.metric == metric) & (results.k == 1)]
         t, axis = run.benchmark.tasks[task], recall_axis if metric == 'recall' else accuracy_axis
         guesses = chance_curves(t, run.steps, metric)
@@ -884,7 +883,8 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
         m = mean[rivals].idxmax()
         first += f'; strongest rival {run.titles[m]} {mean[m]:.1f} %, difference {format_difference(gains[m])}'
     said = [first, *_counts(run, groups, gains, unread)]
-    return '. '.join(said + ([f'Not compared: {lacking_rivals(run)}'] if lacking_rivals(run) else []))
+    lacking = lacking_rivals(run, gains)
+    return '. '.join(said + ([f'Not compared: {lacking}'] if lacking else []))
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f5cb3da1
 def text_alone_note(run: ReferredRun, results: pd.DataFrame, distractors: int) -> str:
@@ -908,13 +908,23 @@ def text_lead(run: ReferredRun, distractors: int, seed: int = 0) -> dict:  # a c
     return leads(run, ours, [TEXT_ALONE], distractors, 'text', seed=seed)[TEXT_ALONE]
 
 
-def lead_rows(run: ReferredRun, gains: dict, distractors: int, seed: int = 0) -> list:  # of `forest`
-    "CondViT (category) minus each of its rivals, whose name a row has, and CondViT (text) minus the text alone."
-    of_text = text_lead(run, distractors, seed)
-    found = {f'minus {run.titles[m]}': c for m, c in gains.items()}
-    of_captions = f'{run.titles[CONDVITS["text"]]} − {run.titles[TEXT_ALONE]}, {under("text")}' if of_text else ''
-    found |= {of_captions: of_text} if of_text else {}
-    return forest_rows(found)
+def caption_leads(run: ReferredRun, distractors: int, seed: int = 0) -> dict:  # rival -> comparison
+    "R@1 of CondViT (text) minus that of each other method under a caption; empty where it is not ranked."
+    ours, ranked = CONDVITS['text'], set(run.among(distractors, 'text').method)
+    rivals = [m for m in run.titles if m in ranked - {ours}]
+    return leads(run, ours, rivals, distractors, 'text', seed=seed) if ours in ranked else {}
+
+
+def caption_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, distractors: int) -> str:
+    """R@1 of CondViT (text) under a caption, its difference to the strongest rival and to the text alone, and how many
+    rivals and controls are behind; `gains`: of `caption_leads`."""
+    mine = results[(results.task == 'text') & (results.distractors == distractors) & (results.k == 1)]
+    mean, groups = mine[mine.metric == 'recall'].groupby('method').value.mean(), rivals_and_controls(gains)
+    first = f'Under a caption: {run.titles[CONDVITS["text"]]} {mean[CONDVITS["text"]]:.1f} %'
+    against = [('strongest rival ', mean[groups['rivals']].idxmax())] if groups['rivals'] else []
+    against += [('', TEXT_ALONE)] if TEXT_ALONE in gains else []
+    parts = [f'{a}{run.titles[m]} {mean[m]:.1f} %, difference {format_difference(gains[m])}' for a, m in against]
+    return '. '.join(['; '.join([first, *parts]), *_counts(run, groups, gains, [])])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #32b887d6
 def query_categories(task) -> pd.Series:  # query_id -> category

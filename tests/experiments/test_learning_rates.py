@@ -32,7 +32,7 @@ def test_a_rate_is_preferred_if_it_is_ahead_with_every_seed(given, factor):
 
 def test_table_and_finding_name_the_preferred_rate():
     found = scores(own=[5, 5], high=[6, 8])
-    assert L.rates_table(found).iloc[0][['learning rate', '× 3', 'preferred']].tolist() == [
+    assert L.rates_table(found).iloc[0][['learning rate', '× 3', 'ahead with every seed']].tolist() == [
         '0.001',
         '7.0\u00a0±\u00a01.4',
         '0.003',
