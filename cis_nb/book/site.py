@@ -781,19 +781,38 @@ def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
     return out
 
 
+def _agree(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    "Do two pages show the same numbers for all methods that both have?"
+    shown = [t['mean'].map('{:.1f}'.format) for t in (one, other)]
+    both = one.index.intersection(other.index)
+    return shown[0][both].equals(shown[1][both])
+
+
+def _of_most_seeds(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    "The values of two pages as those of one; a method's value is that of most seeds."
+    values = pd.concat([one, other])
+    best = values.sort_values('seeds', ascending=False, kind='stable')
+    return best[~best.index.duplicated()].reindex(dict.fromkeys(values.index))
+
+
+def _merged_of_one(columns: list) -> list:
+    "Columns with the same queries, merged under the page with most methods; those that do not `_agree` stay apart."
+    merged = []
+    for c in sorted(columns, key=lambda c: -len(c['values'])):
+        wider = next((m for m in merged if _agree(m['values'], c['values'])), None)
+        if wider:
+            wider['values'] = _of_most_seeds(wider['values'], c['values'])
+        else:
+            merged.append(dict(c))
+    return merged
+
+
 def _merged(columns: list) -> list:
-    "Columns with the same queries as one, under the page with most methods; a method's value is that of most seeds."
+    "Columns with `_merged_of_one` for each set of queries."
     same = {}
     for c in columns:
         same.setdefault((c['title'], c['backbone'], c['protocol'], c['n'], c['gallery']), []).append(c)
-    merged = []
-    for group in same.values():
-        widest = max(group, key=lambda c: len(c['values']))
-        values = pd.concat([widest['values'], *(c['values'] for c in group if c is not widest)])
-        best = values.sort_values('seeds', ascending=False, kind='stable')
-        best = best[~best.index.duplicated()].reindex(dict.fromkeys(values.index))
-        merged.append(dict(widest, values=best))
-    return merged
+    return [merged for group in same.values() for merged in _merged_of_one(group)]
 
 # %% ../../nbs/10_book/01_site.ipynb #e519d9fb
 def _one_column_a_benchmark(columns: list) -> list:
