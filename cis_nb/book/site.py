@@ -8,10 +8,11 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'CODE_TOKENS', 'STATE_LABELS', 'RU
            'FINDINGS_NOTE', 'MATRIX_NOTE', 'READING_PATHS', 'inline', 'format_duration', 'format_date', 'brief_finding',
            'scrolling', 'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause', 'set_title',
            'fold_title', 'page_table', 'page_receipt', 'page_markdown', 'page_output', 'warnings_of',
-           'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'run_line',
-           'relink', 'notebook_page', 'page_title', 'trained_title', 'other_experiment', 'in_reading_order', 'pages',
-           'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts', 'map_page', 'chapter_table',
-           'method_matrix', 'page_numbers', 'without_result', 'front_page', 'results', 'build_html', 'site']
+           'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'file_comment',
+           'kept_boxes', 'run_line', 'relink', 'notebook_page', 'page_title', 'trained_title', 'other_experiment',
+           'in_reading_order', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts',
+           'map_page', 'chapter_table', 'method_matrix', 'page_numbers', 'without_result', 'front_page', 'results',
+           'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -314,6 +315,19 @@ def read_headline(e) -> str:
     return json_or_empty(e.receipt).get('headline', '') if finds else ''
 
 
+def file_comment(profile: str, experiment: str) -> str:
+    "The first line of a parameter file, if it is a comment: what the run is for. Empty where there is none."
+    file = project_root() / 'params' / profile / f'{experiment}.yaml'
+    first = file.read_text(encoding='utf-8').partition('\n')[0] if file.is_file() else ''
+    return first.removeprefix('#').strip() if first.startswith('#') else ''
+
+
+def kept_boxes(chapter: str, profile: str) -> list:  # of dicts
+    "What a page shows of kept runs: `kept_findings`, each with the comment of its parameter file, `about`."
+    found = kept_findings(chapter, profile)
+    return [r | dict(about=file_comment(r['profile'], r['experiment'])) for r in found]
+
+
 def run_line(e, state: tuple, nb: dict) -> str:
     "The line on its run below a page's title, as HTML."
     word, why = state
@@ -329,7 +343,7 @@ def run_line(e, state: tuple, nb: dict) -> str:
         warnings=warnings_of(nb),
         again=made.get('again', ''),
         headline=read_headline(e),
-        kept=kept_findings(e.chapter, e.profile),
+        kept=kept_boxes(e.chapter, e.profile),
         links=[(text, f'{up}runs/{e.name}/{file}') for text, file in RUN_FILES if (e.folder / file).exists()],
         traceback=json_or_empty(e.folder / 'failed.json').get('traceback', []),
     )
@@ -422,7 +436,7 @@ def other_experiment(chapter: str) -> str:  # 'profile name', '' for none
 
 def _source_page(chapter: str, profile: str, docs: dict) -> dict:
     "The page of a chapter that the profile does not run."
-    kept = kept_findings(chapter, profile)
+    kept = kept_boxes(chapter, profile)
     line = render_template('not_run', experiment=other_experiment(chapter), kept=kept)
     return notebook_page(read_notebook(notebooks()[chapter]), docs, line, chapter=chapter, name=chapter)
 
@@ -781,19 +795,38 @@ def _matrix_columns(table: pd.DataFrame, worlds: dict) -> list:
     return out
 
 
+def _agree(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    "Do two pages show the same numbers for all methods that both have?"
+    shown = [t['mean'].map('{:.1f}'.format) for t in (one, other)]
+    both = one.index.intersection(other.index)
+    return shown[0][both].equals(shown[1][both])
+
+
+def _of_most_seeds(one: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    "The values of two pages as those of one; a method's value is that of most seeds."
+    values = pd.concat([one, other])
+    best = values.sort_values('seeds', ascending=False, kind='stable')
+    return best[~best.index.duplicated()].reindex(dict.fromkeys(values.index))
+
+
+def _merged_of_one(columns: list) -> list:
+    "Columns with the same queries, merged under the page with most methods; those that do not `_agree` stay apart."
+    merged = []
+    for c in sorted(columns, key=lambda c: -len(c['values'])):
+        wider = next((m for m in merged if _agree(m['values'], c['values'])), None)
+        if wider:
+            wider['values'] = _of_most_seeds(wider['values'], c['values'])
+        else:
+            merged.append(dict(c))
+    return merged
+
+
 def _merged(columns: list) -> list:
-    "Columns with the same queries as one, under the page with most methods; a method's value is that of most seeds."
+    "Columns with `_merged_of_one` for each set of queries."
     same = {}
     for c in columns:
         same.setdefault((c['title'], c['backbone'], c['protocol'], c['n'], c['gallery']), []).append(c)
-    merged = []
-    for group in same.values():
-        widest = max(group, key=lambda c: len(c['values']))
-        values = pd.concat([widest['values'], *(c['values'] for c in group if c is not widest)])
-        best = values.sort_values('seeds', ascending=False, kind='stable')
-        best = best[~best.index.duplicated()].reindex(dict.fromkeys(values.index))
-        merged.append(dict(widest, values=best))
-    return merged
+    return [merged for group in same.values() for merged in _merged_of_one(group)]
 
 # %% ../../nbs/10_book/01_site.ipynb #e519d9fb
 def _one_column_a_benchmark(columns: list) -> list:

@@ -7,7 +7,7 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
            'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK', 'HATCH',
            'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'ONE_AND_SEVERAL', 'IN_TABLE_ONLY',
-           'KEPT_EVIDENCE', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'waits_for', 'tests_in',
+           'KEPT_EVIDENCE', 'KEPT_FOR', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'waits_for', 'tests_in',
            'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'role_of', 'line_in_words',
            'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence',
            'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr',
@@ -22,8 +22,8 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept', 'claims_by_paper', 'certain_claims',
            'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason',
            'testing_experiments', 'claims_tested_elsewhere', 'kept_own', 'waiting_claims', 'waiting_notes',
-           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'keep_receipts', 'kept_verdicts',
-           'counted_verdicts', 'counted_for_bars', 'kept_sentence', 'kept_claims']
+           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'kept_claims_alone', 'keep_receipts',
+           'kept_verdicts', 'counted_verdicts', 'counted_for_bars', 'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -750,16 +750,18 @@ def counts_in_words(verdicts: pd.DataFrame, of: list) -> str:
 
 
 def verdict_finding(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> str:
-    "The number of claims with each verdict, in one line; `kept`: those of `kept_verdicts`."
-    n = verdict_counts(verdicts).sum()
-    by_kept = kept is not None and len(kept) and f' (kept runs judge {len(kept)}: {counts_in_words(kept, DECIDED)})'
+    "The number of claims with each verdict, in one line; those of `kept_verdicts` (`kept`) are counted apart."
+    n, by_kept, left = verdict_counts(verdicts).sum(), '', verdicts
+    if kept is not None and len(kept):
+        by_kept = f'; kept runs judge {len(kept)} more: {counts_in_words(kept, DECIDED)}'
+        left = verdicts[~verdicts.id.isin(kept.id)]
     own, against = own_comparisons_of_untested(verdicts)
     beside = (
         f'. {own} claims are tested only in this book’s own variants; in {against} of these at least one comparison is'
         ' against the claim (interval below zero)' * bool(own)
     )
     return (
-        f'{counts_in_words(verdicts, [*JUDGED_HERE, *NOT_TESTED])}{by_kept or ""}. Apart from these,'
+        f'{counts_in_words(left, [*JUDGED_HERE, *NOT_TESTED])}{by_kept}. Apart from these,'
         f' {n[CERTAIN]} hold by construction or arithmetic, and'
         f' {n[WAITS]} of {len(verdicts)} claims wait for data or weights{beside}'
     )
@@ -1126,10 +1128,21 @@ def with_shown(receipt: dict) -> dict:  # fields of `KeptReceipt`
     return kept | dict(evidence=lines)
 
 
+KEPT_FOR = {
+    'full/06_evaluation/compodiff.short': 'C02 C04',  # on others it repeats compodiff.published_mix on fewer queries
+}  # run -> the claims that it is kept for; a run that is not here is kept for all
+
+
+def kept_claims_alone(name: str, receipt: dict) -> dict:  # fields of `KeptReceipt`; the same
+    "A receipt with its evidence on the claims that its run is kept for (`KEPT_FOR`), so that no effect counts twice."
+    wanted = KEPT_FOR.get(name, ' '.join(receipt['evidence'])).split()
+    return receipt | dict(evidence={i: lines for i, lines in receipt['evidence'].items() if i in wanted})
+
+
 def keep_receipts(receipts: dict, file: Path = None) -> dict:  # profile/experiment -> receipt; the same
     "Keep the evidence of some receipts; one replaces the earlier one of the same experiment, the others stay."
     file = Path(file or KEPT_EVIDENCE)
-    new = {n: with_shown(r) for n, r in receipts.items() if r.get('evidence')}
+    new = {n: kept_claims_alone(n, with_shown(r)) for n, r in receipts.items() if r.get('evidence')}
     kept = dict(sorted((kept_receipts(file) | new).items()))
     text = json.dumps(dict(receipts=kept), indent=1, ensure_ascii=False)
     write_atomic(file, lambda p: p.write_text(text + '\n', encoding='utf-8'))

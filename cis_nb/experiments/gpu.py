@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECORDED', 'RECORDED_ON_CPU', 'training_measurements', 'lincir_measurements', 'query_measurements',
-           'device_measurements', 'rate_table', 'read_rates', 'rates_finding']
+           'device_measurements', 'rate_table', 'read_rates', 'rates_with_pass', 'own_ranking_note', 'rates_finding']
 
 # %% ../../nbs/05b_experiments/33_gpu.ipynb #c0755ae9
 from pathlib import Path
@@ -31,10 +31,12 @@ from cis_nb.experiments.throughput import (
     end_to_end_measurements,
     end_to_end_rates,
     goals_in_words,
+    measurement_table,
     product_rate,
     projected_trainings,
     projection_measurements,
     ranking_measurements,
+    seconds_of_pass,
 )
 from ..methods.lincir import lincir_rates
 from ..retrieval.ranking import ranking_rates
@@ -98,6 +100,23 @@ def read_rates(file: Path = RECORDED) -> tuple:  # measurements, what `this_run`
     "The measurements of a file, and where they were made; ValueError where lines are from several runs."
     found, about = kept_table(file)
     return [Measurement(*row) for row in found.values], about
+
+
+def rates_with_pass(measurements: list, queries: int, images: int) -> pd.DataFrame:
+    "`measurement_table`; the time of one pass over a gallery has a dash where kept rates are from before it was kept."
+    table, what = measurement_table(measurements), seconds_of_pass(queries, images)
+    if what not in set(table.what):
+        table.loc[len(table)] = [what, 'a clock', '–', '', '']
+    return table
+
+
+def own_ranking_note(measurements: list, about: dict) -> str:
+    "How this book's exact ranking compares with FAISS flat, by kept rates on a processor; empty where they lack it."
+    found = [m for m in measurements if m.compared_with == 'FAISS flat']
+    said = '; '.join(f'{m.what}: {m.value:.1f} times the operations per second of FAISS flat' for m in found)
+    return f'The book’s own exact search, {said} ({about["device"]}, {about["date"]}, kept by the library).' * bool(
+        said
+    )
 
 
 def rates_finding(measurements: list, about: dict) -> str:

@@ -11,9 +11,9 @@ __all__ = ['LINCIR_STEPS', 'LINCIR_BATCH', 'PUBLISHED_DISTRACTORS', 'call_second
            'number_or_dash', 'caption_corpus', 'corpus_sentence', 'lincir_table', 'projected_trainings',
            'gallery_ranking_table', 'distractor_curve', 'distractor_curve_table', 'embedding_operations',
            'condvit_rates', 'condvit_table', 'Measurement', 'encoding_measurements', 'rendering_measurements',
-           'contrastive_measurements', 'mining_measurements', 'method_measurements', 'ranking_measurements',
-           'condvit_measurements', 'projection_measurements', 'end_to_end_measurements', 'measurement_table',
-           'goals_in_words', 'goal_figure', 'measurement_results']
+           'contrastive_measurements', 'mining_measurements', 'method_measurements', 'seconds_of_pass',
+           'ranking_measurements', 'condvit_measurements', 'projection_measurements', 'end_to_end_measurements',
+           'measurement_table', 'goals_in_words', 'goal_figure', 'measurement_results']
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #b119ac3b
 import time
@@ -544,6 +544,11 @@ def method_measurements(combiner: pd.DataFrame, lincir: pd.DataFrame, tower: str
     ]
 
 # %% ../../nbs/05b_experiments/11_throughput.ipynb #59623f12
+def seconds_of_pass(queries: int, images: int) -> str:
+    "What the time of a ranking is called among the measurements."
+    return f'seconds for {queries:,} queries among {images:,}'
+
+
 def ranking_measurements(
     rates: pd.DataFrame,
     queries: int,
@@ -557,7 +562,7 @@ def ranking_measurements(
     faiss = mine.share / by_name.share['FAISS flat']
     both = f'{what} in chunks, on the GPU', 'FAISS flat, on the CPU'
     both = (f'{what} in chunks', 'FAISS flat') if device == 'cpu' else both
-    gib = mine.peak_bytes / 2**30
+    gib, clock = mine.peak_bytes / 2**30, seconds_of_pass(queries, images)
     curve = [
         Measurement(f'seconds of {name}', 'the whole gallery alone', r.seconds / mine.seconds, '', '×')
         for name, r in by_name[by_name.recalls.notna()].iterrows()
@@ -569,6 +574,7 @@ def ranking_measurements(
     return [
         Measurement(f'{what} in chunks', 'a plain matrix product', 100 * mine.share, '≥ 50' if real else '', '%'),
         Measurement(*both, faiss, '', '×'),
+        Measurement(clock, 'a clock', mine.seconds, '', 's'),
         *curve,
         Measurement(f'memory for {what}', 'a count', gib, '≤ 8' if real else '', 'GiB'),
     ]
