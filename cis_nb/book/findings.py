@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FINDINGS', 'FIGURES', 'TABLES', 'COLUMNS', 'WITH_FINDINGS', 'MORE_FIGURES', 'card_figure', 'page_figures',
-           'first_table', 'read_findings', 'add_findings', 'keep_output', 'figure_files', 'keep_outputs',
+           'page_tables', 'read_findings', 'add_findings', 'keep_output', 'figure_files', 'keep_outputs',
            'keep_findings', 'kept_outputs', 'kept_findings']
 
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00002
@@ -61,14 +61,14 @@ def page_figures(nb: dict) -> list:  # of bytes
     return [png for png in (card_figure(nb), *_figures(c for c in nb['cells'] if 'keep' in tags(c))) if png]
 
 
-def first_table(nb: dict, mark: str) -> str:
-    """The first table of a notebook as HTML, of the cells with the tag `keep` where one has a table; `mark` makes its
-    names differ from those on other pages. Empty: none."""
-    for c in sorted(nb['cells'], key=lambda c: 'keep' not in tags(c)):
-        for o in c.get('outputs', ()):
-            if '<table' in (shown := ''.join(o.get('data', {}).get('text/html', ''))):
-                return re.sub(r'\bT_(?=[0-9a-f]{8})', f'T_{mark}_', shown)
-    return ''
+def page_tables(nb: dict, mark: str) -> str:
+    """The tables of a notebook that are kept as HTML: of the cells with the tag `keep`, otherwise the first one; `mark`
+    makes their names differ from those on other pages. Empty: none."""
+    shown = {True: [], False: []}  # whether the cell has the tag -> tables
+    for c in nb['cells']:
+        made = [''.join(o.get('data', {}).get('text/html', '')) for o in c.get('outputs', ())]
+        shown['keep' in tags(c)] += [html for html in made if '<table' in html]
+    return re.sub(r'\bT_(?=[0-9a-f]{8})', f'T_{mark}_', '\n'.join(shown[True] or shown[False][:1]))
 
 
 def read_findings(file: Path = None) -> pd.DataFrame:  # COLUMNS
@@ -114,19 +114,19 @@ def figure_files(profile: str, experiment: str, folder: Path = FIGURES) -> list:
 
 
 def keep_outputs(profile: str, experiment: str, nb: dict, figures: Path = FIGURES, tables: Path = TABLES):
-    "Keep figures and the first table of an experiment, from its notebook. ValueError for too many figures."
+    "Keep figures and tables of an experiment, from its notebook. ValueError for too many figures."
     made, files = page_figures(nb), figure_files(profile, experiment, figures)
     if len(made) > len(files):
         raise ValueError(f'{experiment}: {len(made)} figures to be kept; at most {len(files)} can have the tag `keep`')
     for file, png in zip_longest(files, made, fillvalue=b''):
         keep_output(png, file)
     name = f'{profile}/{experiment}'
-    keep_output(first_table(nb, fingerprint(name)[:6]).encode(), tables / f'{name}.html')
+    keep_output(page_tables(nb, fingerprint(name)[:6]).encode(), tables / f'{name}.html')
 
 
 def keep_findings(profile: str, data: str = '') -> tuple:  # two lists of experiments' names: kept, out of date
-    """Keep what the finished experiments of a profile have found, their evidence on claims, a figure and the first
-    table of each. Results that are out of date are not kept."""
+    """Keep what the finished experiments of a profile have found, their evidence on claims, figures and tables of
+    each. Results that are out of date are not kept."""
     from cis_nb.experiments.claims import keep_receipts  # seconds, which other commands need not wait
     from cis_nb.experiments.comparison import query_parameters, world_of
 
