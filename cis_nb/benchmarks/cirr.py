@@ -370,7 +370,7 @@ class CirrPlugin(BenchmarkPlugin):
     main = {'cirr': tasks[0]}
     parameters = dict(size='cirr', split='split')
     drawing = dict(sentences='sentences')
-    tuning, tuning_split = dict(size=600), 'train'
+    tuning, tuning_split = dict(size=3000), 'train'
 
     def load(self, data='world', size=0, seed=0, sentences='mixed', **options) -> CirrBenchmark:
         "`sentences`: those that the world draws, `mixed` or `edits`; ValueError for another choice on other data."

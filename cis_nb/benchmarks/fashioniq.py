@@ -339,7 +339,7 @@ class FashionIQPlugin(BenchmarkPlugin):
         'fashioniq': MainMetric('FashionIQ R@10', 'mean', 'recall', 10),
         'fashioniq, both': MainMetric('FashionIQ R@10', 'mean', 'recall', 10),  # the average of both caption orders
     }
-    tuning, tuning_split = dict(size=130), 'train'
+    tuning, tuning_split = dict(size=600), 'train'
 
     def load(self, data='world', size=0, seed=0, **options) -> FashionIQBenchmark:
         return fashioniq_benchmark(dataset_root(self.name, data, size, seed), **options)

@@ -116,7 +116,7 @@ def figure_files(profile: str, experiment: str, folder: Path = FIGURES) -> list:
 
 
 def keep_outputs(profile: str, experiment: str, nb: dict, figures: Path = FIGURES, tables: Path = TABLES):
-    "Keep figures and the first table of an experiment, from its notebook. ValueError for too many figures."
+    "Keep figures and tables of an experiment, from its notebook. ValueError for too many figures."
     made, files = page_figures(nb), figure_files(profile, experiment, figures)
     if len(made) > len(files):
         raise ValueError(f'{experiment}: {len(made)} figures to be kept; at most {len(files)} can have the tag `keep`')
@@ -127,8 +127,8 @@ def keep_outputs(profile: str, experiment: str, nb: dict, figures: Path = FIGURE
 
 
 def keep_findings(profile: str, data: str = '') -> tuple:  # two lists of experiments' names: kept, out of date
-    """Keep what the finished experiments of a profile have found, their evidence on claims, a figure and the first
-    table of each. Results that are out of date are not kept."""
+    """Keep what the finished experiments of a profile have found, their evidence on claims, figures and tables of
+    each. Results that are out of date are not kept."""
     from cis_nb.experiments.claims import keep_receipts  # seconds, which other commands need not wait
     from cis_nb.experiments.comparison import query_parameters, world_of
 

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SETS', 'CIRR_COLUMNS', 'STATES_COLUMNS', 'SENTENCE_GROUPS', 'KIND_TITLES', 'CONDITION_TITLES', 'benchmarks_of',
            'drawing_of', 'set_root', 'load_set', 'load_sets', 'run_composed', 'chance_recalls', 'composed_overview',
-           'composed_table', 'composed_leads', 'judged', 'on_sentences', 'composed_finding', 'kinds_of', 'by_kind',
-           'sentence_groups', 'descriptions_of', 'group_tasks', 'with_groups', 'sentence_leads', 'sorted_edits',
-           'edit_table', 'trainings_and_fusions', 'edit_bars', 'submission', 'submission_files', 'example_entry',
-           'entry_strips']
+           'composed_table', 'composed_leads', 'judged', 'beside_best', 'on_sentences', 'composed_finding', 'kinds_of',
+           'by_kind', 'sentence_groups', 'descriptions_of', 'group_tasks', 'with_groups', 'sentence_leads',
+           'sorted_edits', 'edit_table', 'trainings_and_fusions', 'edit_bars', 'submission', 'submission_files',
+           'example_entry', 'entry_strips']
 
 # %% ../../nbs/05b_experiments/04_composed_retrieval.ipynb #11e3cdd5
 from dataclasses import replace
@@ -147,11 +147,26 @@ def judged(run: MatrixRun, found: dict, task: str) -> list:  # of comparisons
 SENTENCE_GROUPS = ('edits', 'descriptions')  # what the sentences of CIRR do
 
 
+def beside_best(found: dict, method: str, rival: str, task: str) -> str:
+    "The difference to the baseline that is best on the queries of a task themselves; empty where that is the `rival`."
+    leads = {b: c for (m, b, t), c in found.items() if (m, t) == (method, task) and b in BASELINES}
+    best = min(leads, key=lambda b: leads[b]['diff'], default=rival)
+    if best == rival:
+        return ''
+    title, c = api.method_style(best).title, leads[best]
+    return f', against {title}, the best baseline on the test queries, {verdict_in_words(c)} {format_interval(c)}'
+
+
 def on_sentences(found: dict, method: str, rival: str) -> str:
-    "A difference on the edits of CIRR and on its descriptions, in brackets; empty where sentences have no kind."
+    """A difference on the edits of CIRR and on its descriptions, each also `beside_best`, in brackets; empty where
+    sentences have no kind."""
     known = {g: found.get((method, rival, f'full, {g}')) for g in SENTENCE_GROUPS}
-    said = [f'{g} {verdict_in_words(c)} {format_interval(c)}' for g, c in known.items() if c]
-    return f' ({", ".join(said)})' if said else ''
+    said = [
+        f'{g} {verdict_in_words(c)} {format_interval(c)}{beside_best(found, method, rival, f"full, {g}")}'
+        for g, c in known.items()
+        if c
+    ]
+    return f' ({"; ".join(said)})' if said else ''
 
 
 def composed_finding(run: MatrixRun, found: dict) -> str:

@@ -10,35 +10,34 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS', 'CLAIMED_WORDS', 'COMPOSITION_ORDER', 'compodiff_entries',
            'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers',
            'tuning_benchmarks', 'validation_among', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn',
-           'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of', 'evenly',
+           'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of',
            'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark', 'evenly_by_image',
            'all_benchmarks', 'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name',
-           'choosing_numbers', 'as_many_queries', 'with_chosen_prompts', 'benchmark_samplers', 'rank_sampled',
-           'run_benchmarks', 'own_rivals', 'diffusion_leads', 'leads_table', 'leads_forest', 'mix_in_words',
-           'checkpoint_measure', 'chosen_checkpoint', 'checkpoints_note', 'triplets_read', 'seeds_of_trainings',
-           'diffusion_trainings', 'refused_tasks', 'share_note', 'rerank_note', 'ranks_of_rows', 'starts_note',
-           'start_shares_note', 'text_share', 'steps_in_words', 'sampler_words', 'sampler_note', 'chosen_by',
-           'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
-           'one_ranking', 'chance_score', 'gallery_words', 'chance_row', 'beside_printed', 'joined_cutoffs',
-           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
-           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
-           'first_of', 'EditedSum', 'edited_sum', 'edited_sums', 'edited_sums_note', 'search_lines', 'negative_search',
-           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
-           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
-           'GuidanceRun', 'shared_tasks', 'ranked_note', 'run_guidance', 'rank_beside', 'typical_note',
-           'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points', 'changing_query',
-           'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence',
-           'guidance_evidence', 'points_note', 'grid_ends_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
-           'strongest_note', 'by_task_note', 'strongest_forest', 'ends_words', 'against_baselines', 'cirr_rivals',
-           'cirr_groups', 'trained_on_words', 'apart_words', 'cirr_words', 'cirr_forest', 'act_words', 'most_helped',
-           'gain_apart', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence', 'pair_line',
-           'with_claimed_prompt', 'by_prompt', 'prompted_title', 'printed_recalls', 'zero_shot_evidence',
-           'claimed_metric', 'asked_tasks', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'choosing_numbers', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads',
+           'leads_table', 'leads_forest', 'mix_in_words', 'checkpoint_measure', 'chosen_checkpoint', 'checkpoints_note',
+           'triplets_read', 'seeds_of_trainings', 'diffusion_trainings', 'refused_tasks', 'share_note', 'rerank_note',
+           'ranks_of_rows', 'starts_note', 'start_shares_note', 'text_share', 'steps_in_words', 'sampler_words',
+           'sampler_note', 'set_on_note', 'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns',
+           'own_name', 'row_label', 'regime', 'one_ranking', 'chance_score', 'gallery_words', 'chance_row',
+           'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
+           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
+           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'edited_sums',
+           'edited_sums_note', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'effects_note',
+           'effect_leads', 'searches_table', 'effect_leads_table', 'effect_forest', 'mask_queries', 'kept_share',
+           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
+           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
+           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
+           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'ranked_note',
+           'run_guidance', 'rank_beside', 'typical_note', 'beside_differences', 'beside_table', 'beside_words',
+           'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe',
+           'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_ends_note',
+           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
+           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest',
+           'ends_words', 'against_baselines', 'cirr_rivals', 'cirr_groups', 'trained_on_words', 'apart_words',
+           'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding',
+           'compodiff_reading', 'control_evidence', 'pair_line', 'with_claimed_prompt', 'by_prompt', 'prompted_title',
+           'printed_recalls', 'zero_shot_evidence', 'claimed_metric', 'asked_tasks', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -109,7 +108,7 @@ from cis_nb.experiments.comparison import (
     verdict,
     verdict_in_words,
 )
-from .composed_retrieval import SENTENCE_GROUPS, kinds_of, sentence_groups
+from .composed_retrieval import SENTENCE_GROUPS, beside_best, kinds_of, sentence_groups
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
     Entry,
@@ -139,7 +138,7 @@ from cis_nb.experiments.matrix import (
     strongest_on,
     unsolved_tasks,
 )
-from .prompts import PUBLISHED_PROMPTS, PromptByTask, prompted_entries, with_prompt_choice
+from .prompts import PUBLISHED_PROMPTS, PromptByTask, evenly, prompted_entries, with_prompt_choice
 from cis_nb.experiments.pseudo_words import (
     AS_PUBLISHED,
     CompositionDraws,
@@ -152,11 +151,13 @@ from cis_nb.experiments.pseudo_words import (
 from cis_nb.methods.late_fusion import (
     BASELINES,
     TEXT_WEIGHTS,
+    LateFusion,
     TunedProduct,
     TunedSum,
     fusion_notes,
     strongest_baseline,
     tuning_measure,
+    validation_benchmark,
     validation_score,
 )
 from ..methods.baselines import FeatureMethod, image_text, method as baseline
@@ -236,11 +237,12 @@ TRAIN_SPLITS = ('cirr', 'fashioniq')  # benchmarks that have one
 
 
 def tuning_benchmarks(p: dict) -> list:  # of Benchmark
-    "What Image + Text is tuned on: the benchmarks `tuned_on` of the world `tune_seed`, or training splits of `data`."
-    if is_world(p['data']):
-        return [one_benchmark(p | dict(world_seed=p['tune_seed'], draws=1), name) for name in p['tuned_on']]
-    named = [n.partition('=')[0] for n in p['tuned_on']]
-    return [api.get('benchmark', n).load(p['data'], split='train') for n in named if n in TRAIN_SPLITS]
+    """The validation queries of the benchmarks `tuned_on`, on which every page sets late fusions: of another world, of
+    photographs their training splits. A benchmark that has none is left out."""
+    named = [n for n in p['tuned_on'] if is_world(p['data']) or n in TRAIN_SPLITS]
+    plugins = {n: api.get('benchmark', n) for n in named}
+    there = [n for n, plugin in plugins.items() if plugin.tuning or not is_world(p['data'])]
+    return [validation_benchmark(n, p['data'], 0 if p['world_seed'] else 1) for n in there]
 
 
 def validation_among(benchmarks: list) -> Callable:  # Task -> its validation Task
@@ -368,12 +370,6 @@ def samplers_of(given: list) -> list:  # of Sampler
     return [Sampler(int(n), float(w_image), float(w_text)) for n, w_image, w_text in given]
 
 
-def evenly(task: Task, n: int) -> Task:
-    "A task with at most `n` of its queries, evenly spread (0: all); what is ranked stays whole."
-    rows = np.unique(np.linspace(0, len(task) - 1, n).astype(int)) if 0 < n < len(task) else slice(None)
-    return replace(task, queries=task.queries.iloc[rows])
-
-
 def choosing_tasks(benchmark: Benchmark, n: int) -> dict:  # name -> Task
     """The queries of a benchmark that choose a setting: at most `n` (0: all), equally many of each task behind its main
     metric that has references."""
@@ -486,21 +482,6 @@ def choosing_numbers(tuning: list, p: dict) -> dict:  # name of a benchmark -> n
     return {b.name: p['chosen_on'].get(registered_name(b), 0) for b in tuning}
 
 
-def as_many_queries(tuning: list, p: dict) -> list:  # of Benchmark
-    """The benchmarks `tuning` with as many queries of each task as choose the sampler, by `choosing_numbers`: what
-    prompts are chosen on."""
-    n, found = choosing_numbers(tuning, p), []
-    for b in tuning:
-        each = -(-n[b.name] // max(1, len(choosing_tasks(b, 0))))
-        found.append(replace(b, tasks={k: evenly(t, each) for k, t in b.tasks.items()}))
-    return found
-
-
-def with_chosen_prompts(entries: list, tuning: list, p: dict) -> list:  # of Entry
-    "Pseudo-words, and their controls, with a prompt of `prompts` in `p` for each task, chosen on `as_many_queries`."
-    return with_prompt_choice(entries, p['prompts'], validation_among(as_many_queries(tuning, p)))
-
-
 def benchmark_samplers(entries: list, tuning: list, p: dict) -> dict:  # (method, benchmark) -> ChosenSampler
     """What each benchmark of `tuning` chooses for each training of CompoDiff, of `samplers` in `p`, on
     `choosing_numbers` of its queries; nothing without samplers."""
@@ -531,7 +512,7 @@ def run_benchmarks(p: dict) -> SampledRun:
     found, missing = all_benchmarks(p)
     model, tuning = load_backbone(p['backbone'], p['pretrained'], p['device']), tuning_benchmarks(p)
     entries = with_controls_and_rerankers(compared_methods(p, model), model, tuning, p)
-    entries = with_chosen_prompts(entries, tuning, p)
+    entries = with_prompt_choice(entries, p['prompts'], validation_among(tuning))
     run = SampledRun(found, missing, model, entries, [], None, None, unsolved_tasks(entries, found))
     run.samplers = benchmark_samplers(entries, tuning, p)
     return rank_sampled(run, p['seed'])
@@ -680,11 +661,12 @@ def starts_note(run: MatrixRun) -> str:
         ranks, metric = ranks_of_rows(lines), main_metric(name, run.results).title
         for m in [m for m in starts if m in ranks]:
             same = [run.titles[o] for o, of in ranks.items() if o != m and ranks[m][0] in of]
-            said += [f'{run.titles[m]} ranks the targets as {" and ".join(same)} ({metric})'] if same else []
+            said += [f'{run.titles[m]}: on {metric} the same ranks as {" and ".join(same)}'] if same else []
     if not starts:
         return ''
-    rest = 'no network before training ranks all targets as another row does'
-    return '; '.join([*said, f'on all other benchmarks {rest}']) if said else rest.capitalize()
+    if not said:
+        return 'No network before training has the same ranks of all targets as another row'
+    return f'{"; ".join(said)}. On the other benchmarks no network before training has the ranks of another row'
 
 
 def start_shares_note(run: MatrixRun) -> str:
@@ -740,6 +722,17 @@ def sampler_note(run: SampledRun) -> str:
     return said + (f' Trained methods without such a choice: {", ".join(fixed)}.' if fixed else '')
 
 
+def set_on_note(run: SampledRun) -> str:
+    "On how many validation queries late fusions are set, where the sampler is chosen on fewer; else empty."
+    sizes, said = next((e.method.sizes for e in run.entries if isinstance(e.method, LateFusion)), {}), {}
+    for name, chosen in {name: c for (_, name), c in run.samplers.items() if name in run.benchmarks}.items():
+        b = run.benchmarks[name]
+        n = sum(sizes.get(t.task, 0) for t in choosing_tasks(b, 0).values())
+        of = f'{n:,} validation queries of {api.get("benchmark", registered_name(b)).title}'
+        said |= {name: f'{of}, the sampler on {chosen.queries:,} of them'} if n > chosen.queries else {}
+    return f'Late fusions are set on {"; on ".join(said.values())}' * bool(said)
+
+
 def chosen_by(benchmark: str, chosen: ChosenSampler) -> str:
     "By what the validation queries of a benchmark choose."
     main = api.main_metrics().get(benchmark)
@@ -754,7 +747,8 @@ def samplers_table(run: SampledRun) -> pd.DataFrame:
     for (name, benchmark), c in run.samplers.items():
         heading = f'{chosen_by(benchmark, c)} ({c.queries} queries)'
         for s, score in c.scores.items():
-            row = rows.setdefault((name, s), {'method': run.titles[name], 'sampler': sampler_words(s)})
+            setting = dict(steps=str(s.steps), w_I=f'{s.w_image:g}', w_T=f'{s.w_text:g}')
+            row = rows.setdefault((name, s), {'method': run.titles[name]} | setting)
             row[heading] = f'{score:.1f}' + ' ←' * (s == c.best)
     return pd.DataFrame(rows.values()).fillna('–')
 
@@ -1658,11 +1652,15 @@ def beside_table(run: GuidanceRun, beside: MatrixRun, found: dict, ks: list) -> 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #a8364064
 def beside_words(run: GuidanceRun, beside: MatrixRun, found: dict, k: int) -> str:
-    "R@k at the weights of the training minus that of the baseline chosen by validation, in words."
+    """R@k at the weights of the training minus that of the baseline chosen by validation, in words, and the same by the
+    recall that chose it."""
     m = strongest_baseline([e.method for e in beside.entries], run.tasks)
-    difference = brief_difference(found[m, k])
-    rival = f'{beside.titles[m]}, the baseline chosen by validation'
-    return f'R@{k} at the weights of the training minus {rival}: {difference}'
+    measures = dict.fromkeys(map(tuning_measure, run.tasks.values()))
+    by = ' and '.join(f'{"R" if metric == "recall" else metric}@{n}' for metric, n in measures)
+    shown = dict.fromkeys([k, *(n for metric, n in measures if metric == 'recall' and (m, n) in found)])
+    said = '; '.join(f'R@{n} {brief_difference(found[m, n])}' for n in shown)
+    rival = f'{beside.titles[m]}, the baseline chosen by {by} on validation queries'
+    return f'At the weights of the training, minus {rival}: {said}'
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00045
 def weight_rows(grid: pd.DataFrame, task: Task, query_id: str, training: int, k: int = 2) -> list:  # of `show_grid`
@@ -1886,42 +1884,40 @@ def inactive_weights(grid: pd.DataFrame, at: tuple, seed: int = 0) -> str:
     return ' '.join(said)
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004a
-def _said_beside(effects: dict, words: dict, leads: dict, of: tuple) -> str:
-    "Further comparisons in brackets: {words: (method, a, b, score)}, and the change minus that of each rival."
-    said = [f'{what} {format_interval(effects[key])}' for what, key in words.items()]
+def _change_lines(name: str, what: str, effects: dict, more: dict, leads: dict, of: tuple) -> list:  # of texts
+    "A change of stage 2, further ones {words: (a, b, score)}, and the first minus that of each rival; a line each."
+    first = f'{name}, {what}: {format_difference(effects[ZERO_SHOT, *of], change)}'
+    others = [f'{name}, {words}: {format_interval(effects[ZERO_SHOT, *key])}' for words, key in more.items()]
     rivals = {api.method_style(r).title: c for (_, r, *about), c in leads.items() if tuple(about) == of}
-    return '; '.join([*said, *(f'minus that of {r} {difference_cell(c, change)}' for r, c in rivals.items())])
+    beside = [f'{name}, the first change minus that of {r}: {difference_cell(c, change)}' for r, c in rivals.items()]
+    return [first, *others, *beside]
 
 
-def negative_words(effects: dict, leads: dict) -> str:
-    "What a negative text does to the share of forbidden results, beside the control and the rivals."
-    of = ('forbidden', 'none', 'forbidden')
-    other = {'against a negative text of another object': (ZERO_SHOT, 'forbidden', 'other', 'forbidden')}
-    beside = _said_beside(effects, other, leads, of)
-    said = format_difference(effects[ZERO_SHOT, *of], change)
-    return f'Share of results with the forbidden object, negative text − none {said} ({beside})'
+def negative_words(effects: dict, leads: dict) -> list:  # of texts
+    "What a negative text does to the share of forbidden results, the control and the rivals."
+    what = 'share of results with the forbidden object, with − without'
+    more = {'the same share, with − with that of another object': ('forbidden', 'other', 'forbidden')}
+    return _change_lines('Negative text', what, effects, more, leads, ('forbidden', 'none', 'forbidden'))
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #037c6177
-def mask_words(effects: dict, leads: dict) -> str:
-    "Whether a mask localises the edit, beside the box around it and the rivals."
-    of = ('mask', 'none', 'localised')
-    others = {
-        'objects outside the mask kept': (ZERO_SHOT, 'mask', 'none', 'kept'),
-        'the box around it': (ZERO_SHOT, 'box', 'none', 'localised'),
+def mask_words(effects: dict, leads: dict) -> list:  # of texts
+    "Whether a mask localises the edit, the box around it and the rivals."
+    what = 'localised (objects outside it kept − objects inside it shown), with − without'
+    more = {
+        'objects outside it kept, with − without': ('mask', 'none', 'kept'),
+        'localised, with the box around it − without': ('box', 'none', 'localised'),
     }
-    beside = _said_beside(effects, others, leads, of)
-    what = 'Localised (objects outside the mask kept − objects inside it shown), with a mask − without'
-    return f'{what} {format_difference(effects[ZERO_SHOT, *of], change)} ({beside})'
+    return _change_lines('Mask', what, effects, more, leads, ('mask', 'none', 'localised'))
 
 
-def place_words(effects: dict, leads: dict) -> str:
-    "Whether a mask says where the edit is, beside the box around it and the rivals; empty without drawn pairs."
-    of, box = ('mask', 'none', 'inside'), {'the box around it': (ZERO_SHOT, 'box', 'none', 'inside')}
+def place_words(effects: dict, leads: dict) -> list:  # of texts
+    "Whether a mask says where the edit is, the box around it and the rivals; empty without drawn pairs."
+    of, box = ('mask', 'none', 'inside'), {'the same, with the box around it − without': ('box', 'none', 'inside')}
     if (ZERO_SHOT, *of) not in effects:
-        return ''
-    beside = _said_beside(effects, box, leads, of)
-    said = format_difference(effects[ZERO_SHOT, *of], change)
-    return f'Of two drawn edits, the one inside the mask comes first: with a mask − without {said} ({beside})'
+        return []
+    return _change_lines(
+        'Two drawn edits', 'the one inside the mask first, with a mask − without', effects, box, leads, of
+    )
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #f141518f
 def tuned_words(run: MatrixRun, found: dict) -> list:  # of str
@@ -2015,10 +2011,12 @@ def trained_on_words(run: MatrixRun, rival: str) -> str:
 
 
 def apart_words(run: MatrixRun, apart: dict, rival: str) -> str:
-    "The difference to a rival on the edits and on the descriptions of CIRR (`sentence_leads`); empty without them."
+    """The difference to a rival on the edits and on the descriptions of CIRR (`sentence_leads`), each also
+    `beside_best`; empty without them."""
     known = {g: apart.get((ZERO_SHOT, rival, f'full, {g}')) for g in SENTENCE_GROUPS}
-    said = [f'on {g} {brief_difference(c)}' for g, c in known.items() if c]
-    return f'CIRR R@1, difference to {run.titles[rival]}: {", ".join(said)}' if said else ''
+    best = {g: beside_best(apart, ZERO_SHOT, rival, f'full, {g}') for g in known}
+    said = [f'on {g} {brief_difference(c)}{best[g]}' for g, c in known.items() if c]
+    return f'CIRR R@1, difference to {run.titles[rival]}: {"; ".join(said)}' if said else ''
 
 
 def cirr_words(run: MatrixRun, found: dict, apart: dict = {}) -> list:  # of sentences
@@ -2099,8 +2097,8 @@ def compodiff_reading(run: MatrixRun, found: dict, effects: dict, leads: dict) -
     used = {c.best.steps for (name, _), c in run.samplers.items() if name == ZERO_SHOT}
     used = sorted(used or {zero_shot_entries(run.entries)[0].method.steps})
     sampler = f'Steps of the sampler of stage 2, chosen on validation queries: {", ".join(map(str, used))}'
-    searches = [words(effects, leads) for words in (negative_words, mask_words, place_words)]
-    return [sampler, *tuned_words(run, found), *filter(None, searches)]
+    searches = [line for words in (negative_words, mask_words, place_words) for line in words(effects, leads)]
+    return [sampler, *tuned_words(run, found), *searches]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe0004b
 def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, seed: int = 0) -> list:  # of lines

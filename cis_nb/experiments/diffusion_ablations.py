@@ -12,21 +12,21 @@ __all__ = ['CONTROL_ROWS', 'PAPER_METRICS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS',
            'training_name', 'with_steps', 'step_samplers', 'step_entries', 'rank_step_counts', 'sampler_seconds',
            'slope_ratio', 'near_evidence', 'rise_evidence', 'over_seeds_only', 'time_evidence', 'is_fine_tuned',
            'step_evidence', 'step_rows', 'step_count_figure', 'queries_per_second', 'step_count_table', 'step_finding',
-           'without_favoured', 'chosen_table', 'chosen_note', 'tuning_note', 'validation_steps', 'steps_note',
-           'printed_steps', 'printed_losses', 'mixture_table', 'by_recipe', 'stage_two_evidence', 'triplet_name',
-           'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
-           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
-           'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons', 'caption_forest',
-           'RandomDenoising', 'chosen_denoiser', 'denoiser_training_rates', 'random_queries', 'sample_by_branch',
-           'sampler_rates', 'form_rates', 'form_table', 'form_evidence', 'form_finding', 'published_parameters',
-           'projected_hours', 'projected_hours_table', 'denoiser_rate_table', 'sampler_measurements',
-           'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates', 'image_triplet_table',
-           'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table', 'stand_ins_as_own',
-           'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states', 'trained_triplets',
-           'state_differences', 'state_effects', 'state_table', 'state_mask_table', 'state_forest', 'state_finding',
-           'with_other_start', 'train_predictions', 'training_curves', 'loss_changes', 'steadiness_evidence',
-           'has_learned', 'prediction_evidence', 'prediction_finding', 'prediction_figure', 'printed_variants',
-           'printed_captions', 'setting_here', 'compared_settings', 'settings_table']
+           'best_steps_note', 'without_favoured', 'chosen_table', 'chosen_note', 'tuning_note', 'validation_steps',
+           'steps_note', 'printed_steps', 'printed_losses', 'mixture_table', 'by_recipe', 'stage_two_evidence',
+           'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes',
+           'doubling_finding', 'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run',
+           'caption_results', 'caption_table', 'caption_differences', 'forgetting_evidence', 'caption_comparisons',
+           'caption_forest', 'RandomDenoising', 'chosen_denoiser', 'denoiser_training_rates', 'random_queries',
+           'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table', 'form_evidence', 'form_finding',
+           'published_parameters', 'projected_hours', 'projected_hours_table', 'denoiser_rate_table',
+           'sampler_measurements', 'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates',
+           'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table',
+           'stand_ins_as_own', 'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states',
+           'trained_triplets', 'state_differences', 'state_effects', 'state_table', 'state_mask_table', 'state_forest',
+           'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
+           'steadiness_evidence', 'has_learned', 'prediction_evidence', 'prediction_finding', 'prediction_figure',
+           'printed_variants', 'printed_captions', 'setting_here', 'compared_settings', 'settings_table']
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000004
 import time
@@ -157,11 +157,8 @@ def benchmark_scores(run: MatrixRun) -> pd.DataFrame:
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #d616bba7
 def validation_benchmarks(p: dict) -> list:  # of Benchmark
-    """The benchmarks of `p` on which settings are chosen: of the same size in another world, or their training splits.
-    Unsolved if there are none."""
-    if is_world(p['data']):
-        return [*load_benchmarks(p['benchmarks'], p['data'], 0 if p['world_seed'] else 1)[0].values()]
-    if found := tuning_benchmarks(p | dict(tuned_on=p['benchmarks'])):
+    "The `tuning_benchmarks` of the benchmarks of `p`, on which its settings are chosen. Unsolved if there are none."
+    if found := tuning_benchmarks(p | dict(tuned_on=[n.partition('=')[0] for n in p['benchmarks']])):
         return found
     raise Unsolved(f'benchmarks: none of {", ".join(p["benchmarks"])} has validation queries')
 
@@ -423,10 +420,12 @@ def is_fine_tuned(run: MatrixRun) -> bool:
     return any(manifest(e.run)['params']['stage'] == 'finetune' for e in run.entries if e.run)
 
 
-def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, seed: int = 0) -> dict:  # claim -> lines
-    """C11 to C13; `limit` as for `near_evidence`; `seconds` may have more steps than are ranked. A fine-tuned
-    training tests the clause of C11 and C13 on it alone, another one leaves it untested. Where the recipe departs from
-    the published one, recall is an own comparison."""
+def step_evidence(
+    run: MatrixRun, seconds: dict, limit: float, repeats: int, seed: int = 0, timed: bool = True
+) -> dict:  # claim -> lines
+    """C11 to C13, of a run that is not `timed` without C12; `limit` as for `near_evidence`; `seconds` may have more
+    steps than are ranked. A fine-tuned training tests the clause of C11 and C13 on it alone, another one leaves it
+    untested. Where the recipe departs from the published one, recall is an own comparison."""
     steps = [n for n in sorted(seconds) if step_name(n) in run.titles]
     departures, tuned = recipe_departures(run.entries), is_fine_tuned(run)
     found = {'C11': near_evidence(run, steps, limit, seed), 'C13': rise_evidence(run, steps, seed)}
@@ -434,7 +433,7 @@ def step_evidence(run: MatrixRun, seconds: dict, limit: float, repeats: int, see
     if tuned:
         return {claim: of_clause(v, AFTER_TUNING) for claim, v in found.items()}
     found = {claim: [*v, untested(AFTER_TUNING, AFTER_TUNING)] for claim, v in found.items()}
-    return found | {'C12': time_evidence(seconds, repeats)}
+    return found | ({'C12': time_evidence(seconds, repeats)} if timed else {})
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000021
 SUMS = {'image_text': ':', 'image_text_tuned': '--', 'score_product': '-.'}  # baselines that figures have as lines
@@ -497,9 +496,9 @@ def step_count_table(run: MatrixRun, found: dict, alone: dict, batch: dict, rows
     return pd.DataFrame(table)
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000024
-def step_finding(run: MatrixRun, found: dict, alone: dict, base: int, favoured: int) -> str:
-    """Scores at the fewest, five and the most steps beside `base` steps, the chosen baseline, and times, in words;
-    `favoured`: of `validation_steps`."""
+def step_finding(run: MatrixRun, found: dict, alone: dict, base: int, favoured: int, timed: bool = True) -> str:
+    """Scores at the fewest, five and the most steps beside `base` steps, the chosen baseline, and the times of a run
+    that is `timed`, in words; `favoured`: of `validation_steps`."""
     steps, said = [n for n in sorted(alone) if step_name(n) in run.titles], []
     shown = [n for n in dict.fromkeys([steps[0], 5, steps[-1]]) if n in steps and n != base]
     seeds = run.per_query[run.per_query.method == step_name(base)].seed.nunique()
@@ -513,7 +512,21 @@ def step_finding(run: MatrixRun, found: dict, alone: dict, base: int, favoured: 
         said.append(f'{head}{beside}. Difference in points to {steps_in_words(base)}: {less}')
     ms = [f'{1000 * alone[n].value:.0f} ms with {steps_in_words(n)}' for n in dict.fromkeys([steps[0], base])]
     kept = f'Validation with {steps_in_words(favoured)} chose the checkpoints, which favours {steps_in_words(favoured)}'
-    return '. '.join([*said, kept, f'A query alone takes {", ".join(ms)}'])
+    return '. '.join([*said, kept, *([f'A query alone takes {", ".join(ms)}'] if timed else [])])
+
+
+def best_steps_note(run: SampledRun, base: int, seed: int = 0) -> str:
+    """The late fusions against the number of steps that scores highest on the validation queries of a benchmark, where
+    that is not `base`; empty if it is everywhere."""
+    said, fusions = [], [m for m in BASELINES if m in run.titles]
+    for name, title in metric_titles(run).items():
+        scores = {m: c.scores[c.best] for (m, where), c in run.samplers.items() if where == name}
+        best = max(scores, key=scores.get, default=step_name(base))
+        if best != step_name(base):
+            found = corrected({m: denoiser_differences(run, m, best, name, seed) for m in fusions})
+            leads = ', '.join(f'{run.titles[m]} {brief_difference(c)}' for m, c in found.items())
+            said.append(f'{title}, minus {run.titles[best]}, which scores highest on validation queries: {leads}')
+    return '. '.join(said)
 
 
 def without_favoured(found: dict, favoured: int, base: int) -> dict:  # (row, benchmark) -> comparison
