@@ -10,10 +10,10 @@ __all__ = ['AS_PUBLISHED', 'CAPTION_ORDERS', 'CHOSEN_PROMPT', 'PromptedBenchmark
            'order_row', 'order_table', 'group_table', 'sets_table', 'scores_of', 'tuned_sum_of', 'validation_tasks',
            'fusion_figure', 'training_steps_note', 'published_names', 'published_entries', 'entry_scores',
            'with_published_prompt', 'rival_pairs', 'rival_differences', 'leads_sentence', 'headline_leads',
-           'oracle_baseline', 'lead_and_oracle', 'oracle_sentence', 'pair_differences', 'pair_table', 'lead_evidence',
-           'worded_alike', 'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for',
-           'checked_submission', 'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr',
-           'paper_fashioniq', 'paper_pic2word_means', 'printed_and_run']
+           'lead_and_oracle', 'oracle_sentence', 'pair_differences', 'pair_table', 'lead_evidence', 'worded_alike',
+           'largest_lead', 'spread_queries', 'same_queries', 'search_table', 'entry_for', 'checked_submission',
+           'checked_submissions', 'best_first', 'printed_table', 'paper_circo', 'paper_cirr', 'paper_fashioniq',
+           'paper_pic2word_means', 'printed_and_run']
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #04900005
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ from cis_nb.experiments.comparison import (
     read_printed,
     verdict,
 )
-from .composed_retrieval import submission
+from .composed_retrieval import oracle_baseline, submission
 from cis_nb.experiments.entries import (
     CONTROL_TITLES,
     RANKING_COLUMNS,
@@ -62,7 +62,7 @@ from cis_nb.experiments.entries import (
 from .matrix import MatrixRun, cached_benchmark_rankings, read_results, unsolved_tasks
 from .prompts import PromptByTask, prompted_entries, validation_of, with_prompt_choice
 from .sweeps import difference, score_title, scored
-from ..methods.late_fusion import BASELINES, TunedSum
+from ..methods.late_fusion import TunedSum
 from ..methods.pseudo_words import PROMPT
 from ..retrieval.protocol import Benchmark, Task, rank_task, result_rows, task_methods, with_text
 
@@ -401,12 +401,6 @@ def headline_leads(found: dict, strongest: dict) -> dict:  # (method, rival, tas
     return {(m, r, t): c for (m, r, t), c in found.items() if r == strongest[t] and not m.endswith(AS_PUBLISHED)}
 
 # %% ../../nbs/05b_experiments/13_pseudo_words.ipynb #0438cf65
-def oracle_baseline(found: dict, method: str, task: str) -> str:
-    "The baseline with the highest score on the queries of a task themselves, which no method knows."
-    leads = {b: c['diff'] for (m, b, t), c in found.items() if (m, t) == (method, task) and b in BASELINES}
-    return min(leads, key=leads.get, default='image_text')
-
-
 def lead_and_oracle(found: dict, method: str, task: str, strongest: str) -> str:
     "A method against the baseline of a task, and in words against a harder one that only an oracle would choose."
     said, oracle = lead_in_words(found[method, strongest, task]), oracle_baseline(found, method, task)

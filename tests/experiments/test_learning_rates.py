@@ -23,11 +23,17 @@ def scores(**by_factor) -> pd.DataFrame:
         (dict(own=[5, 5, 5], low=[6, 6, 5]), 1),  # a tie is not ahead
         (dict(own=[5, 5, 5], low=[9, 9, 4]), 1),  # a higher mean is not enough
         (dict(own=[5, 5, 5], low=[6, 6, 6], high=[6, 6, 7]), 3),
-        (dict(own=[5, 5, 5]), 1),
+        (dict(own=[5, 5, 5], low=[5, 5, 4]), 1),
     ],
 )
 def test_a_rate_is_preferred_if_it_is_ahead_with_every_seed(given, factor):
     assert L.preferred_rates(scores(**given)) == {'05_train.a': factor}
+
+
+def test_equal_scores_choose_no_rate():
+    found = scores(own=[5, 5, 5])
+    assert L.undecided_trainings(found) == ['05_train.a'] and L.preferred_rates(found) == {}
+    assert L.rates_table(found)['ahead with every seed'].tolist() == ['cannot be decided']
 
 
 def test_table_and_finding_name_the_preferred_rate():
