@@ -31,7 +31,7 @@ def test_a_rate_is_preferred_if_it_is_ahead_with_every_seed(given, factor):
 
 
 def test_equal_scores_choose_no_rate():
-    found = scores(own=[5, 5, 5])
+    found = scores(own=[5, 5, 5], low=[5, 5, 5], high=[5, 5, 5])
     assert L.undecided_trainings(found) == ['05_train.a'] and L.preferred_rates(found) == {}
     assert L.rates_table(found)['ahead with every seed'].tolist() == ['cannot be decided']
 
