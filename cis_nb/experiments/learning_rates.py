@@ -60,8 +60,8 @@ def undecided_trainings(scores: pd.DataFrame) -> list:
 def preferred_rates(scores: pd.DataFrame) -> dict:  # training -> factor; 1 for its own
     """The learning rate of each training that is ahead of its own with every seed, with the highest mean gain; none for
     `undecided_trainings`."""
-    scores = scores[~scores.training.isin(undecided_trainings(scores))]
-    gains, found = rate_gains(scores), dict.fromkeys(scores.training, 1)
+    undecided, gains = undecided_trainings(scores), rate_gains(scores)
+    found = {training: 1 for training in scores.training.unique() if training not in undecided}
     ahead = gains[(gains > 0).all(axis=1)].mean(axis=1)
     for training, mean in ahead.groupby(level='training'):
         found[training] = mean.idxmax()[1]
