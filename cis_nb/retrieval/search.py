@@ -548,7 +548,7 @@ def _at_rate(row, flat) -> str:
     "Recall and both rates of a row relative to exact search."
     batch, single = (_times(row, flat, name) for name in _RATES)
     recall = f'{100 * row.recall_1:.1f} %'
-    return f'{recall} at {batch} times the batch rate of exact search, one query at a time {single} times'
+    return f'{recall} at {batch} times the batch rate of exact search by FAISS flat, one query at a time {single} times'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #2129424b
 def index_finding(rates: pd.DataFrame, recall: float = 0.95) -> str:
@@ -563,7 +563,8 @@ def index_finding(rates: pd.DataFrame, recall: float = 0.95) -> str:
     best, wanted = enough.iloc[0], f'a recall@1 of {100 * recall:.0f} % or more'
     near = enough[enough.batch_per_s_high >= best.batch_per_s_low]
     if best.batch_per_s_low <= flat.batch_per_s_high:
-        return f'Among {about}, no approximate index with {wanted} is measurably faster than exact search in a batch'
+        faster = 'is measurably faster than exact search by FAISS flat in a batch'
+        return f'Among {about}, no approximate index with {wanted} {faster}'
     if len(near) == 1:
         rest = f', with {best.bytes / flat.bytes:.1f} times its memory'
         fastest = f'{best.name} (effort {best.effort:.0f}) is the fastest approximate index with {wanted}'
@@ -580,7 +581,7 @@ def no_faster_note(chosen: pd.DataFrame) -> str:
     for rate, words in _RATES.items():
         slow = [way for way, row in by_way.drop('flat').iterrows() if row[f'{rate}_low'] <= flat[f'{rate}_high']]
         said.append(f'{words}: {", ".join(way.replace(",", "") for way in slow) or "none"}')
-    return f'At these efforts not measurably faster than exact search, {"; ".join(said)}.'
+    return f'At these efforts not measurably faster than exact search by FAISS flat, {"; ".join(said)}.'
 
 
 def advantage_by_size(rates: pd.DataFrame) -> str:
@@ -596,7 +597,9 @@ def advantage_by_size(rates: pd.DataFrame) -> str:
         )
         trend = 'grows' if low[1] > high[0] else 'falls' if high[1] < low[0] else 'not resolved'
         said.append(f'{way} {times[0]:.1f} and {times[1]:.1f} ({trend})')
-    return f'Batch rate relative to exact search at {small:,} and at {large:,} vectors: {"; ".join(said)}.'
+    return (
+        f'Batch rate relative to exact search by FAISS flat at {small:,} and at {large:,} vectors: {"; ".join(said)}.'
+    )
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #1121449f
 WAY_COLORS = dict(zip(('flat', 'ivf', 'hnsw', 'ivfpq', 'ivfpq, re-ranked'), 'ink blue orange grey green'.split()))
@@ -684,7 +687,8 @@ def exact_cost(rates: pd.DataFrame, n: int, dims) -> str:
         batch, single = exact_milliseconds(rates, n, d)
         times = f'{batch:.0f} ms a query of a batch, {single:.0f} ms or more for one query alone,'
         each.append(f'{index_bytes(flat, n, d) / 1e9:.1f} GB and {times} at {d} numbers')
-    return f'Exact search among {n:,} vectors would take {"; ".join(each)} (extrapolated from {flat.vectors:,} vectors)'
+    about = f'(extrapolated from {flat.vectors:,} vectors)'
+    return f'Exact search by FAISS flat among {n:,} vectors would take {"; ".join(each)} {about}'
 
 # %% ../../nbs/02a_retrieval/04_search.ipynb #e4bdb633
 def recall_by_candidates(
