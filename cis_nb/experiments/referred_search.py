@@ -11,21 +11,22 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
            'category_captions', 'category_memory', 'with_categories', 'content_words', 'category_words',
            'CategoryWords', 'run_referred', 'held_out_tasks', 'held_out_by_condition', 'late_fusions',
-           'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries', 'referred_rivals',
-           'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note', 'training_budgets',
-           'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance',
-           'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks',
-           'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves', 'distractor_figure',
-           'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read',
-           'referred_finding', 'text_alone_note', 'text_lead', 'caption_leads', 'caption_finding', 'query_categories',
-           'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
-           'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
-           'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
-           'example_strips', 'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table',
-           'joined_table', 'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain',
-           'lead_line', 'over_filter', 'over_text', 'caption_gain', 'late_fusion', 'category_accuracy',
-           'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval', 'area_slopes',
-           'fewest_hits', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries', 'combiners_at_start',
+           'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note',
+           'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
+           'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend',
+           'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves',
+           'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note',
+           'cannot_read', 'referred_finding', 'text_alone_note', 'text_lead', 'caption_leads', 'caption_finding',
+           'query_categories', 'category_table', 'methods_by_category', 'category_leads', 'category_lead_table',
+           'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas',
+           'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords',
+           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
+           'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
+           'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
+           'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines',
+           'slope_interval', 'area_slopes', 'fewest_hits', 'crop_clause', 'slope_lines', 'size_slopes',
+           'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -93,15 +94,19 @@ from cis_nb.experiments.entries import (
     Entry,
     cached,
     compared_methods,
+    control_entries,
     kept_step,
     known_as,
     read_cached,
+    seeded_config,
     share_texts,
+    start_entry,
     trained_entries,
+    training_config,
 )
 from .examples import best_median_worst, ranking_strip
 from .prompts import PromptByTask, PromptChoice, choice_note, prompt_choices, prompt_lines
-from ..methods.combiner_products import ProductCombinerMethod
+from ..methods.combiner_products import ProductCombinerConfig, ProductCombinerMethod
 from ..methods.condvit import FILTERED_TASK, CondViTMethod, product_task, published_condvit
 from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
 from ..methods.task_specific import WindowDetector
@@ -423,8 +428,8 @@ def entries_with_prompts(
     tasks: dict = {},  # condition -> validation Task that chooses, of `held_out_tasks`
     words: dict = {},  # category -> words, of `category_words`
 ) -> list:  # of Entry
-    """Trainings of pseudo-words over their own backbones. ValueError for what is no prompt, a training without one, and
-    several prompts without validation tasks."""
+    """Trainings of pseudo-words over their own backbones, and the controls of the first seed with the same prompt.
+    ValueError for what is no prompt, a training without one, and several prompts without validation tasks."""
     entries = []
     for training, several in _prompt_lists(prompts).items():
         mine = trained_entries([training], seeds, None, device)
@@ -433,6 +438,8 @@ def entries_with_prompts(
                 raise ValueError(f'prompts: {training!r} is a {e.title}, which has no prompt; name it in trainings')
         if len(several) > 1 and not tasks:
             raise ValueError(f'prompts: {training!r} has {len(several)}; give one, or val_products, which choose it')
+        model, config = mine[0].backbone, seeded_config(training_config(training), seeds[0])
+        mine += control_entries(mine[0], config, model, device, TextMemory(model))
         entries += _with_prompts(mine, several, words, tasks)
     return entries
 
@@ -452,9 +459,16 @@ def cropped_entries(p: dict, backbone) -> list:  # of Entry
     ]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #8b0129de
+def combiners_at_start(p: dict, backbone) -> list:  # of Entry
+    "The Combiner of each condition in `p['trainings']` before training; CLIP4Cir begins with the same network."
+    configs = [training_config(t) for t in p['trainings']]
+    combiners = [c for c in configs if isinstance(c, ProductCombinerConfig) and c.tune == 'none']
+    return [start_entry(seeded_config(c, p['seeds'][0]), backbone, p['device']) for c in combiners]
+
+
 def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
-    """CondViT before training, late fusions (`val_products` of the validation split; 0: none), `prompts`, `cropped`
-    and `checkpoints` of an experiment's parameters, for `run_referred`."""
+    """CondViT and Combiners before training, late fusions (`val_products` of the validation split; 0: none),
+    `prompts`, `cropped` and `checkpoints` of an experiment's parameters, for `run_referred`."""
 
     def others(backbone, benchmark) -> list:
         products, conditions = p['val_products'], list(benchmark.tasks)
@@ -463,7 +477,8 @@ def referred_rivals(p: dict):  # backbone, benchmark -> list of Entry
         words = category_words(category_captions(p['data'], products if tasks else 0, backbone.image_size))
         prompted = entries_with_prompts(p['prompts'], p['seeds'], p['device'], tasks, words)
         published = checkpoint_entries(p['checkpoints'], p['device'])
-        return [Entry(condvit_at_start(backbone)), *sums, *prompted, *cropped_entries(p, backbone), *published]
+        untrained = [Entry(condvit_at_start(backbone)), *combiners_at_start(p, backbone)]
+        return [*untrained, *sums, *prompted, *cropped_entries(p, backbone), *published]
 
     return others
 
@@ -486,7 +501,8 @@ RIVAL_NOTES = dict(
     prompt='A pseudo-word’s *chosen prompt* is the one of several that is best on validation products, for each'
     f' condition. For a category, its query is the mean over the prompt with each of {WORDS_OF_CATEGORY} words. These'
     ' are the words that tell most about the category in the captions of validation products.',
-    clip4cir='CLIP4Cir fine-tunes CLIP with the sum of its features as the query first, then trains a Combiner.',
+    clip4cir='CLIP4Cir fine-tunes CLIP with the sum of its features as the query first, then trains a Combiner. Before'
+    ' training it is the same network as the Combiner.',
 )  # kind of rival -> what it is
 RIVAL_NAMES = dict(
     tuned='Image + Text with a tuned weight, the score product',
@@ -854,7 +870,8 @@ def cannot_read(run: ReferredRun, results: pd.DataFrame, distractors: int) -> li
     gallery in random order. Empty where categories are unknown."""
     mine = results[(results.metric == 'cat_acc') & (results.task == 'category') & (results.distractors == distractors)]
     guess, lowest = category_chance(run.benchmark.tasks['category'], distractors), mine.groupby('method').ci_low.max()
-    reading = dict.fromkeys(e.name for e in run.entries if rival_kind(e) in READS_CONDITION)
+    trained = [e for e in run.entries if kind_of_rival(e.name) != 'control']
+    reading = dict.fromkeys(e.name for e in trained if rival_kind(e) in READS_CONDITION)
     return [m for m in reading if m in lowest and lowest[m] <= guess]
 
 

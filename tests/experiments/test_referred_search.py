@@ -201,7 +201,9 @@ def test_late_fusions_are_set_for_each_condition_and_say_how(world, model):
 @pytest.mark.e2e
 def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, monkeypatch):
     monkeypatch.setenv('CIS_STORE', str(tmp_path))
-    (e,) = entries_with_prompts({'lincir': '$ , {condition}'}, [0], 'cpu')
+    e, *controls = entries_with_prompts({'lincir': '$ , {condition}'}, [0], 'cpu')
+    assert [c.name for c in controls] == ['lincir_start', 'lincir_prompt'] and not any(c.run for c in controls)
+    assert {c.method.prompt for c in controls} == {'$ , {condition}'}
     assert e.method.words == {} and (e.method.prompt, e.title) == ('$ , {condition}', 'LinCIR, “$ , {condition}”')
     several, held_out = (
         ['a photo of $ {condition}', '{condition} of $'],
@@ -209,7 +211,8 @@ def test_trainings_answer_with_a_prompt_and_see_crops(world, model, tmp_path, mo
     )
     best = dict(zip(world.tasks, several))
     monkeypatch.setattr(PromptChoice, 'score', lambda _, prompt, queries: float(prompt == best[queries.task]))
-    (chosen,) = entries_with_prompts({'lincir': several}, [0], 'cpu', held_out, {'Feet': ['boots']})
+    chosen, *controls = entries_with_prompts({'lincir': several}, [0], 'cpu', held_out, {'Feet': ['boots']})
+    assert all(c.method.choice is chosen.method.choice for c in controls)
     assert {name: chosen.method.for_task(task).prompt for name, task in world.tasks.items()} == best
     assert chosen.title == 'LinCIR, chosen prompt' and chosen.method.for_task(world.tasks['text']).words['Feet'] == [
         'boots'
