@@ -9,10 +9,10 @@ __all__ = ['ASSETS', 'CELL_TAGS', 'INTERVAL', 'CODE_TOKENS', 'STATE_LABELS', 'RU
            'scrolling', 'render_template', 'page_cell', 'is_shown', 'plain_value', 'cut_at_clause', 'set_title',
            'fold_title', 'page_table', 'page_receipt', 'page_markdown', 'page_output', 'warnings_of',
            'join_hidden_code', 'json_or_empty', 'experiment_states', 'state_sentence', 'read_headline', 'file_comment',
-           'kept_boxes', 'run_line', 'relink', 'notebook_page', 'page_title', 'trained_title', 'other_experiment',
-           'in_reading_order', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state', 'map_counts',
-           'map_page', 'chapter_table', 'method_matrix', 'page_numbers', 'without_result', 'front_page', 'results',
-           'build_html', 'site']
+           'changed_parameters', 'kept_boxes', 'run_line', 'relink', 'notebook_page', 'page_title', 'trained_title',
+           'other_experiment', 'in_reading_order', 'pages', 'paper_map', 'made_by', 'made_in', 'covers', 'map_state',
+           'map_counts', 'map_page', 'chapter_table', 'method_matrix', 'page_numbers', 'without_result', 'front_page',
+           'results', 'build_html', 'site']
 
 # %% ../../nbs/10_book/01_site.ipynb #0570d2af
 import ast
@@ -36,7 +36,7 @@ from .findings import card_figure, kept_findings
 from .processes import running_module
 from .runner import contents, damage, done, heading, unreadable
 from .. import api
-from ..core.experiment_files import experiments, notebooks, read_notebook, read_record, tags
+from ..core.experiment_files import experiments, notebooks, read_notebook, read_params, read_record, tags
 
 from ..core.report import finding_sentences
 from ..core.store import fingerprint, project_root, replace_synced, storage_faults_named
@@ -322,10 +322,33 @@ def file_comment(profile: str, experiment: str) -> str:
     return first.removeprefix('#').strip() if first.startswith('#') else ''
 
 
+def _differing(then, now) -> tuple:
+    "Two values; of two dicts the entries that differ."
+    if not (isinstance(then, dict) and isinstance(now, dict)):
+        return then, now
+    keys = [k for k in {**then, **now} if then.get(k) != now.get(k)]
+    return tuple({k: d[k] for k in keys if k in d} for d in (then, now))
+
+
+def changed_parameters(kept: dict, profile: str, experiment: str) -> str:
+    "The parameters that a kept run had otherwise than its file has them now; `kept`: its own. Empty for none."
+    file = project_root() / 'params' / profile / f'{experiment}.yaml'
+    given = read_params(file) if kept and file.is_file() else {}
+    pairs = [(k, *_differing(kept.get(k), v)) for k, v in given.items() if kept.get(k) != v]
+    said = [f'{k} {"none" if then is None else then} (now {now})' for k, then, now in pairs]
+    return 'Made with other parameters than its file has now: ' + '; '.join(said) if said else ''
+
+
 def kept_boxes(chapter: str, profile: str) -> list:  # of dicts
-    "What a page shows of kept runs: `kept_findings`, each with the comment of its parameter file, `about`."
+    """What a page shows of kept runs: `kept_findings`, each with the comment of its parameter file, `about`, or with
+    the parameters that this file has changed since."""
+    from cis_nb.experiments.claims import kept_receipts  # seconds, which other commands need not wait
+
     found = kept_findings(chapter, profile)
-    return [r | dict(about=file_comment(r['profile'], r['experiment'])) for r in found]
+    params = {name: r['params'] for name, r in kept_receipts().items()} if found else {}
+    names = [(r['profile'], r['experiment']) for r in found]
+    changed = [changed_parameters(params.get('/'.join(n), {}), *n) for n in names]
+    return [r | dict(about=said or file_comment(*n)) for r, said, n in zip(found, changed, names)]
 
 
 def run_line(e, state: tuple, nb: dict) -> str:

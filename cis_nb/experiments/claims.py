@@ -182,8 +182,11 @@ def tests_in(profile: str) -> list:  # claims
 
 
 def verdict_without_test(claim: str) -> str:
-    "The verdict on a claim that this run does not test: another run of the profile `full` does, or none."
-    in_full = claim in tests_in('full') and os.environ.get('CIS_PROFILE') != 'full'
+    """The verdict on a claim that this run does not test: another run of the profile `full` does, or none. Where these
+    runs are kept, it has none: if they decide it, their verdict stands for it."""
+    runs, kept = [f'full/{p}' for p in TESTING_PAGES.get(claim, ())], kept_receipts()
+    made = bool(runs) and all(name in kept and claim in kept[name]['evidence'] for name in runs)
+    in_full = claim in tests_in('full') and not made and os.environ.get('CIS_PROFILE') != 'full'
     return IN_FULL if in_full else NOT_HERE
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #143ad79a

@@ -336,6 +336,15 @@ def test_what_is_said_to_be_tested_in_the_full_profile_is_tested_there():
     assert not {'G07', 'G11', 'G12', 'G15', 'G16'} & set(cl.tests_in('full'))
 
 
+def test_a_claim_whose_kept_run_of_full_gives_no_verdict_does_not_need_the_profile_full(tmp_path, monkeypatch):
+    monkeypatch.setenv('CIS_PROFILE', 'quick')
+    monkeypatch.setattr(cl, 'KEPT_EVIDENCE', tmp_path / 'none.json')
+    assert cl.verdict_without_test('C18') == cl.IN_FULL
+    monkeypatch.setattr(cl, 'KEPT_EVIDENCE', tmp_path / 'kept.json')
+    cl.keep_receipts({'full/07_ablations/prediction': kept_run(C18='the published recipe is not trained')})
+    assert [cl.verdict_without_test(c) for c in ('C18', 'C05')] == [cl.NOT_HERE, cl.IN_FULL]
+
+
 def test_built_templates_make_the_sets_certain_and_released_ones_test_them(tmp_path, monkeypatch):
     queries = pd.DataFrame(dict(reference=['r'], targets=[['t']], gallery=[['t']]))
     run = SimpleNamespace(root=tmp_path, rules=Rules(), tasks={(0, 'focus_object'): SimpleNamespace(queries=queries)})
