@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['UNIT_KINDS', 'NOUN_OF', 'FIRST_WORDS', 'ATTRIBUTE_WORDS', 'OF_IMAGES', 'TEXTS_READ', 'SEEN_BY', 'named_units',
            'shown_units', 'Part', 'counted', 'backbone_training', 'backbone_part', 'captions_of_training',
-           'texts_of_queries', 'training_texts', 'training_parts', 'merged_parts', 'query_units', 'unseen_cell',
-           'audit_table', 'unseen_units', 'seen_groups', 'unseen_kinds', 'asked_units', 'with_units', 'unseen_note',
-           'by_group', 'group_leads', 'units_in_words', 'transfer_rows', 'without_nouns', 'zero_shot_configs',
-           'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone', 'noun_losses', 'loss_table',
-           'transfer_evidence']
+           'texts_of_queries', 'training_texts', 'training_parts', 'merged_parts', 'query_units', 'audited_tests',
+           'unseen_cell', 'audit_table', 'unseen_units', 'seen_groups', 'unseen_kinds', 'asked_units', 'with_units',
+           'unseen_note', 'by_group', 'group_leads', 'units_in_words', 'transfer_rows', 'without_nouns',
+           'zero_shot_configs', 'zero_shot_run', 'noun_groups', 'without_backbone', 'by_backbone', 'noun_losses',
+           'loss_table', 'transfer_evidence']
 
 # %% ../../nbs/05b_experiments/31_zero_shot.ipynb #f40195be
 import json
@@ -200,6 +200,17 @@ def query_units(task: Task) -> list:  # of sets, one for each query
     if task.task == 'states':
         return [named_units(targets[0].split('/')[0]) for targets in q.targets]
     return [set().union(*map(named_units, some)) for some in texts_of_queries(q)]
+
+
+def audited_tests(names: list, data: str = WORLD, world_seed: int = 0) -> dict:  # title -> Task
+    "The tests of benchmarks that are named as `name=size`; GeneCIS by the rules of its validation queries."
+    tests = {}
+    for name, size in (asked.split('=') for asked in names):
+        plugin = api.get('benchmark', name)
+        rules = {k: v for k, v in plugin.tuning.items() if k == 'rules'}
+        tasks = plugin.load(data, int(size), world_seed, **rules).tasks
+        tests |= {f'{plugin.title}, {api.task_title(t)}' if len(tasks) > 1 else plugin.title: tasks[t] for t in tasks}
+    return tests
 
 
 def unseen_cell(asked: list, part: Part) -> str:
