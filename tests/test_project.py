@@ -637,6 +637,8 @@ DRAWN_BY = dict(  # number of a figure -> what its pages call to draw it, as a r
     },
     lincir={
         '1': 'cost_figure',
+        '2': 'scheme',
+        '3': 'scheme',
         '4': 'cost_figure',
         'A.1': 'show_grid|gallery_examples',
         'B.2': 'norm_figure',

@@ -610,8 +610,9 @@ Every table and figure of GeneCIS, CompoDiff, LRVS-Fashion and LinCIR, with the 
 or what it waits for.
 *Made in part*: this profile makes some of it. A name that begins with a profile is made by that profile;
 its page here has its text and code, or the results of this profile.
-A row with the state *diagram* is a drawing that a page explains in words; *n of m* on the first page does not count
-it. The text of CompoDiff that was read has no numbers for its tables, so a row names such a table by its subject."""
+A row with the state *diagram* is a diagram of the paper that a page explains and does not draw; *n of m* on the first
+page does not count it. The text of CompoDiff that was read has no numbers for its tables, so a row names such a table
+by its subject."""
 
 
 def map_page(states: dict, profile: str, pages=()) -> str:

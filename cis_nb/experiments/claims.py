@@ -10,26 +10,27 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'KEPT_EVIDENCE', 'KEPT_FOR', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'waits_for', 'tests_in',
            'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'role_of', 'line_in_words',
            'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence',
-           'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'mined_leads_on_cirr',
-           'solutions_win', 'sampling_deviation', 'deviation_line', 'spread', 'has_released_templates', 'on_templates',
-           'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
-           'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
-           'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'joined_evidence',
-           'without_covered', 'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts',
-           'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding', 'bar_parts', 'verdict_bars',
-           'comparison_lines', 'judged_in_words', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
-           'with_markup', 'kept_lines', 'kept_runs', 'runs_by_verdict', 'all_lines', 'tested_claims', 'judged_lines',
-           'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept', 'claims_by_paper', 'certain_claims',
-           'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason',
-           'testing_experiments', 'claims_tested_elsewhere', 'kept_own', 'waiting_claims', 'waiting_notes',
-           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown', 'kept_claims_alone', 'keep_receipts',
-           'kept_verdicts', 'counted_verdicts', 'counted_for_bars', 'kept_sentence', 'kept_claims']
+           'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'by_sentence',
+           'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
+           'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
+           'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
+           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
+           'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
+           'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
+           'bar_parts', 'verdict_bars', 'comparison_lines', 'judged_in_words', 'clause_count', 'folded_lines',
+           'folded_own', 'badge_style', 'with_markup', 'kept_lines', 'kept_runs', 'runs_by_verdict', 'all_lines',
+           'tested_claims', 'judged_lines', 'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept',
+           'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
+           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'kept_own',
+           'waiting_claims', 'waiting_notes', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
+           'kept_claims_alone', 'keep_receipts', 'kept_verdicts', 'counted_verdicts', 'counted_for_bars',
+           'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -79,8 +80,16 @@ from ..core.report import KEPT, show_table
 from ..core.store import project_root, write_atomic
 from ..data.datasets import data_title
 from ..data.roots import WORLD
-from .composed_retrieval import run_composed
+from cis_nb.experiments.composed_retrieval import (
+    SENTENCE_GROUPS,
+    kinds_of,
+    run_composed,
+    sentence_groups,
+    set_root,
+    with_groups,
+)
 from .genecis import GenecisRun, run_genecis
+from .matrix import MatrixRun
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #cebbe73a
 PAPERS = dict(genecis='GeneCIS', compodiff='CompoDiff', lrvsf='LRVS-F', lincir='LinCIR')
@@ -350,10 +359,20 @@ def own_recipe(lines: list) -> list:
     return as_own([dict(c, what=OWN_RECIPE + c['what']) for c in lines])
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #312458a0
+def by_sentence(run: MatrixRun, p: dict) -> MatrixRun:
+    "A run of the composed sets; CIRR's edits and its descriptions are also tasks of their own."
+    groups = sentence_groups(kinds_of(set_root(p, 'cirr'), p['split'])) if 'full' in run.sets else {}
+    return replace(run, per_query=with_groups(run.per_query, groups)) if groups else run
+
+
 def mined_leads_on_cirr(run) -> list:
-    "G12, the book's recipe: on CIRR, above the three baselines and each late fusion at 1, 5 and 10."
+    """G12, the book's recipe: on CIRR, above the three baselines and each late fusion at 1, 5 and 10; then at 1 on each
+    kind of sentence that is a task of its own (`by_sentence`)."""
     rivals = [*GENERAL, *there(run, LATE_FUSIONS)]
-    return own_recipe([c for k in (1, 5, 10) for c in _against(run, 'combiner', rivals, ['full'], f'R@{k}, ', k)])
+    asked = [('full', f'R@{k}', k) for k in (1, 5, 10)]
+    kinds = {f'full, {g}': g for g in SENTENCE_GROUPS}
+    asked += [(t, f'{g}, R@1', 1) for t, g in kinds.items() if t in set(run.per_query.task)]
+    return own_recipe([c for t, what, k in asked for c in _against(run, 'combiner', rivals, [t], f'{what}, ', k)])
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #78f377c4
 def solutions_win(run) -> list:
@@ -701,7 +720,7 @@ def judge_book(evaluation: str, composed_sets: str, others: list) -> JudgedRun:
     known = defaults(read_notebook(notebooks()['06_evaluation/genecis']))
     params = checked(receipt['params'] if receipt else {}, known, evaluation)
     run = run_genecis(params)
-    composed_run = run_composed(composed['params']) if composed else None
+    composed_run = by_sentence(run_composed(composed['params']), composed['params']) if composed else None
     receipts = {name: r for name in others if (r := sibling_receipt(name))}
     shown = shown_corrections([r for r in (receipt, composed, *receipts.values()) if r])
     names = dict.fromkeys(tests(run, ''), evaluation) | {'G12': composed_sets}

@@ -19,6 +19,7 @@ from cis_nb.experiments.combiner_ablations import (
 )
 from cis_nb.experiments.comparison import UNTRAINED, format_interval, opposite, verdict
 from cis_nb.experiments.diffusion import PUBLISHED_STAGE_TWO
+from cis_nb.experiments.matrix import MatrixRun
 from cis_nb.book import site
 from cis_nb.book.site import render_template
 from cis_nb.benchmarks.genecis_construction import Rules
@@ -131,7 +132,8 @@ def test_a_page_without_parameters_has_no_evidence(tmp_path, monkeypatch):
     monkeypatch.setattr(cl, 'sibling_receipt', lambda name: None if name == 'genecis' else dict(params={}))
     monkeypatch.setattr(cl, 'defaults', lambda nb: {})
     monkeypatch.setattr(cl, 'run_genecis', lambda params: judged)
-    monkeypatch.setattr(cl, 'run_composed', lambda params: None)
+    composed = MatrixRun({}, {}, None, [], [], judged.per_query, None, None)
+    monkeypatch.setattr(cl, 'run_composed', lambda params: composed)
     monkeypatch.setattr(cl, 'templates_folder', lambda run, params: tmp_path)
     assert len(cl.judge_book('genecis', 'composed', ['a page']).verdicts) == len(cl.claims())
 
@@ -264,7 +266,9 @@ def test_verdicts_on_noise_and_on_unseen_nouns_come_from_the_pages_that_test_the
         method='contrastive', backbone='tiny_xs', pretrained='none', held_out=nouns, device='cpu', dtype='float32'
     )
     begun = train_or_load(settings(given | dict(samples=64, val_samples=16, steps=2, batch_size=16, eval_every=0)))
-    small = dict(held_out=nouns, never_saw=str(begun), trainings=['mined'], audited=['circo=60'], pairs=200)
+    small = dict(
+        held_out=nouns, never_saw=str(begun), trainings=['mined'], audited=['circo=60'], read_only=[], pairs=200
+    )
     unseen = '06_evaluation/zero_shot.unseen'
     page_receipt('06_evaluation/zero_shot', book, as_experiment=unseen, backbone='tiny_xs', **small)
 
@@ -279,6 +283,16 @@ def test_verdicts_on_noise_and_on_unseen_nouns_come_from_the_pages_that_test_the
     assert 'not tested: all six noise distributions' in verdicts.effect['N10']
     assert 'gap of pseudo-words' in verdicts.effect['N11'] and sources['N10'].startswith('07_ablations/modality_gap')
     assert 'boat, cat, which no part has seen, backbone included (19 queries of 1 noun), ' in verdicts.effect['G12']
+
+
+def test_the_sentences_of_cirr_are_tasks_of_their_own_by_what_they_do():
+    p = dict(data='world', world_seed=2, cirr=360, split='val', sentences='mixed')
+    groups = cl.sentence_groups(cl.kinds_of(cl.set_root(p, 'cirr'), 'val'))
+    ranks = pd.DataFrame(dict(query_id=[*groups], task='full', rank=1))
+    run = MatrixRun(dict(cirr=SimpleNamespace(tasks=dict(full=None))), {}, None, [], [], ranks, None, None)
+    sizes = cl.by_sentence(run, p).per_query.task.value_counts()
+    kinds = pd.Series(groups).value_counts()
+    assert {f'full, {g}': n for g, n in kinds.items()} | dict(full=len(groups)) == sizes.to_dict() and len(kinds) == 2
 
 
 @pytest.mark.parametrize('given', [dict(experiment='b'), None])

@@ -9,7 +9,9 @@ import pytest
 from cis_nb.experiments import zero_shot as z
 from cis_nb.experiments.comparison import by_own_p, verdict
 from cis_nb.experiments.entries import training_config
+from cis_nb.methods.compodiff import benchmark_splits
 from cis_nb.mining.captions import read_captions
+from cis_nb.train import settings
 from cis_nb.world.captions import WorldPairs
 from cis_nb.world.composed import WORLD_TEST_NOUNS, composed_root
 from cis_nb.world.layouts import world_root
@@ -130,3 +132,30 @@ def test_the_first_drawing_of_cirr_has_edits_alone():
     assert 'shows' in kinds['mixed'] and 'shows' not in kinds['edits'] and {'move', 'swap', 'place'} & kinds['edits']
     with pytest.raises(ValueError, match="sentences: 'orders' is none of mixed, edits"):
         composed_root(cirr=18, sentences='orders')
+
+
+def test_a_training_has_read_what_the_one_before_it_has_read(monkeypatch):
+    known = {
+        '05_train.first': SimpleNamespace(method='made_up', start='', texts=dict(captions=['a cat', 'a cup'])),
+        '05_train.second': SimpleNamespace(
+            method='made_up', start='05_train.first', texts=dict(captions=['a cup', 'a hat'], sentences=['add a bus'])
+        ),
+    }
+    monkeypatch.setattr(z, 'training_config', known.get)
+    monkeypatch.setitem(z.TEXTS_READ, 'made_up', lambda c: c.texts)
+    assert z.training_texts(known['05_train.first']) == dict(captions=['a cat', 'a cup'])
+    both = dict(captions=['a cat', 'a cup', 'a hat'], sentences=['add a bus'])
+    assert z.training_texts(known['05_train.second']) == both
+
+
+def test_only_parts_that_have_seen_the_same_share_a_column():
+    texts = ['a red cat'], ['a red cat'], ['a red cat'] * 2, ['a blue cat']
+    parts = z.merged_parts([z.counted(name, some) for name, some in zip('abcd', texts)])
+    assert [p.title for p in parts] == ['a; b', 'c', 'd']
+
+
+def test_the_sentences_of_fashioniq_are_all_those_of_its_training_split():
+    config = settings(dict(method='compodiff', stage='finetune', start='none', triplets='fashioniq', fashioniq=60))
+    sentences = z.training_texts(config)['sentences']
+    queries = [t.queries for t in benchmark_splits(config, 'train').values()]
+    assert len(sentences) == sum(len(some) for q in queries for some in q.texts) > sum(map(len, queries))
