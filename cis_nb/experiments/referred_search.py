@@ -16,13 +16,13 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
            'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend',
            'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_floor', 'recall_axis', 'accuracy_axis',
-           'distractor_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals',
-           'rivals_and_controls', 'compared_note', 'cannot_read', 'referred_finding', 'text_alone_note', 'text_lead',
-           'caption_leads', 'reads_no_condition', 'caption_finding', 'query_categories', 'category_table',
-           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
-           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
-           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
-           'subsets_note', 'gallery_title', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
+           'gallery_title', 'distractor_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads',
+           'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read', 'referred_finding',
+           'text_alone_note', 'text_lead', 'caption_leads', 'reads_no_condition', 'caption_finding', 'query_categories',
+           'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
+           'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
+           'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
+           'example_strips', 'subsets_note', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
            'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits',
            'tested_galleries', 'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
            'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines',
@@ -766,7 +766,7 @@ def recall_axis(ax, least: float):
     "A logarithmic axis of R@1 that ends at the value `least`; over many decades, labels at powers of ten alone."
     highest = max([least, *(max(line.get_ydata()) for line in ax.lines)])
     ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * least, 1.3 * highest))
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest < 300 * least else (1,)))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest < 1000 * least else (1,)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
@@ -776,12 +776,21 @@ def accuracy_axis(ax, least: float):
     ax.set(ylabel='Cat@1 (%)', ylim=(0, None))
 
 
+def gallery_title(distractors: int) -> str:
+    "The column of a gallery as the paper names it: +500, +10K, +2M."
+    for unit, name in ((10**6, 'M'), (10**3, 'K')):
+        if distractors >= unit:
+            return f'+{distractors / unit:.4g}{name}'
+    return f'+{distractors}'
+
+
 def distractor_axis(ax, steps: list):
     "An axis of distractors: linear up to the first step, then logarithmic, with labels at 0 and powers of ten."
     first = max(1, steps[1] if len(steps) > 1 else 1)
     ax.set_xscale('symlog', linthresh=first)
     ticks = [0, *(10**e for e in range(8) if first <= 10**e <= steps[-1])]
     ax.set_xticks(ticks, [gallery_title(n)[1:] for n in ticks])
+    ax.set_xticks([], minor=True)
     ax.set(xlabel='distractors')
 
 
@@ -1253,14 +1262,6 @@ def _with_deviation(value: float, std: float) -> str:
     return f'{value:.1f}' if np.isnan(std) else f'{value:.1f} ± {std:.2f}'
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #e46de22d
-def gallery_title(distractors: int) -> str:
-    "The column of a gallery as the paper names it: +500, +10K, +2M."
-    for unit, name in ((10**6, 'M'), (10**3, 'K')):
-        if distractors >= unit:
-            return f'+{distractors / unit:.4g}{name}'
-    return f'+{distractors}'
-
-
 def _gallery_cells(value: pd.DataFrame, std: pd.DataFrame, sizes) -> dict:  # column -> R@1 / Cat@1 of each row
     "Tables of numbers by (gallery, metric) as columns of text, one for each gallery."
     std = std.reindex(index=value.index, columns=value.columns)
