@@ -1415,14 +1415,21 @@ def fewest_hits(lines: pd.DataFrame, method: str, of_category: bool = False) -> 
     return int(hit.groupby(mine.seed).sum().min()) if len(mine) else 0
 
 
-def tested_galleries(run: ReferredRun, distractors: int, methods, task: str = 'category', of_category=False) -> tuple:
+def tested_galleries(
+    run: ReferredRun,
+    distractors: int,
+    methods,
+    task: str = 'category',
+    of_category: bool = False,  # hits are first images of the category
+    table: str = 'lrvsf_table2',  # of the paper
+) -> tuple:  # judged, own, too few
     """Where a claim on `methods` is tested: the numbers of distractors of judged galleries, those of an own comparison,
     and those with too few hits (number -> hits). One rule for all claims:
 
-    - A claim is judged in each gallery of a size that Table 2 of the paper prints, up to `distractors`.
+    - A claim is judged in each gallery of a size that its `table` in the paper prints, up to `distractors`.
     - There, the best of the methods must have `FEWEST_HITS` hits in each seed. Else the gallery is not judged.
     - A run without a printed size has an own comparison in the gallery with all `distractors`."""
-    printed = [n for n in run.steps if n <= distractors and gallery_title(n) in list(paper_table())[3:]]
+    printed = [n for n in run.steps if n <= distractors and gallery_title(n) in list(paper_table(table))[3:]]
     hits = {n: max(fewest_hits(run.among(n, task), m, of_category) for m in methods) for n in printed}
     few = {n: found for n, found in hits.items() if found < FEWEST_HITS}
     return [n for n in printed if n not in few], [] if printed else [distractors], few
