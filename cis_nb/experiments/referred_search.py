@@ -5,28 +5,28 @@
 # %% auto #0
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 'WORDS_OF_CATEGORY', 'CONDVIT_FILES',
            'CHOSEN_PROMPT_TITLE', 'FILTER_NOTE', 'RIVAL_NOTES', 'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT',
-           'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'ANNOTATED', 'BOUNDS', 'READS_CONDITION', 'CROP',
-           'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_PRINTED', 'ABOVE_DETECTION', 'NO_DETECTOR',
-           'ALIKE_SLOPES', 'FEWEST_HITS', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name',
-           'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of',
-           'category_captions', 'category_memory', 'with_categories', 'content_words', 'category_words',
-           'CategoryWords', 'run_referred', 'held_out_tasks', 'held_out_by_condition', 'late_fusions',
+           'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'DASHES', 'FAR_ABOVE', 'ANNOTATED', 'BOUNDS',
+           'READS_CONDITION', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_HITS', 'OVER_FILTER',
+           'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES', 'LATE_FUSION', 'OWN_COMBINER',
+           'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once',
+           'rank_referred', 'subsets_of', 'category_captions', 'category_memory', 'with_categories', 'content_words',
+           'category_words', 'CategoryWords', 'run_referred', 'held_out_tasks', 'held_out_by_condition', 'late_fusions',
            'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries', 'combiners_at_start',
            'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note',
            'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
            'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend',
-           'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_axis', 'accuracy_axis', 'method_curves',
-           'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note',
-           'cannot_read', 'referred_finding', 'text_alone_note', 'text_lead', 'caption_leads', 'caption_finding',
-           'query_categories', 'category_table', 'methods_by_category', 'category_leads', 'category_lead_table',
-           'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas',
-           'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords',
-           'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'gallery_title', 'paper_table',
-           'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
-           'printed_filter', 'recall_among', 'filter_gain', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
+           'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_floor', 'recall_axis', 'accuracy_axis',
+           'gallery_title', 'distractor_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads',
+           'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read', 'referred_finding',
+           'text_alone_note', 'text_lead', 'caption_leads', 'reads_no_condition', 'caption_finding', 'query_categories',
+           'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
+           'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
+           'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
+           'example_strips', 'subsets_note', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
+           'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits',
+           'tested_galleries', 'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
            'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines',
-           'slope_interval', 'area_slopes', 'fewest_hits', 'crop_clause', 'slope_lines', 'size_slopes',
-           'referred_evidence']
+           'slope_interval', 'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -65,6 +65,7 @@ from cis_nb.experiments.combiner_ablations import (
     BY_CONSTRUCTION,
     OWN_COMPARISON,
     TOO_LOW,
+    UNTESTED,
     as_own,
     between,
     claim_evidence,
@@ -718,9 +719,12 @@ def step_table(run: ReferredRun, results: pd.DataFrame, task: str = 'category', 
     return pd.DataFrame(columns).loc[[*columns['method']]].fillna('–').reset_index(drop=True)
 
 
+DASHES = {'image_text_tuned': (0, (4, 1, 1, 1))}  # a colour near that of Image + Text
+
+
 def line_style(method: str) -> dict:
-    "The colour of a method, and a broken line for a filtered gallery."
-    return dict(color=color(base_name(method)), ls='--' if is_filtered(method) else '-')
+    "The colour of a method, and a broken line for a filtered gallery; some methods have their own `DASHES`."
+    return dict(color=color(base_name(method)), ls='--' if is_filtered(method) else DASHES.get(method, '-'))
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #7cd9fa5c
 def method_legend(fig, axes):
@@ -747,10 +751,22 @@ def chance_curves(task, steps: list, metric: str) -> dict:  # name -> distractor
     return {'Chance': {n: 100 / len(gallery_among(task, n)) for n in steps}} | inside
 
 
+FAR_ABOVE = 5  # times chance: R@1 from which on a panel need not show chance
+
+
+def recall_floor(mine: pd.DataFrame, guesses: dict) -> float:  # percent
+    """Where a panel of R@1 ends: at the least chance, or at the smallest value of its methods if in every gallery all
+    are at least `FAR_ABOVE` times each of the `chance_curves`."""
+    lowest, guess = mine.groupby('distractors').value.min(), pd.DataFrame(guesses).max(axis=1)
+    is_far = len(lowest) > 0 and (lowest >= FAR_ABOVE * guess[lowest.index]).all()
+    return float(lowest.min() if is_far else min(guesses['Chance'].values()))
+
+
 def recall_axis(ax, least: float):
-    "A logarithmic axis of R@1 that ends at the least chance."
-    ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * least, None))
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    "A logarithmic axis of R@1 that ends at the value `least`; over many decades, labels at powers of ten alone."
+    highest = max([least, *(max(line.get_ydata()) for line in ax.lines)])
+    ax.set(yscale='log', ylabel='R@1 (%)', ylim=(0.9 * least, 1.3 * highest))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest < 1000 * least else (1,)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
@@ -760,6 +776,24 @@ def accuracy_axis(ax, least: float):
     ax.set(ylabel='Cat@1 (%)', ylim=(0, None))
 
 
+def gallery_title(distractors: int) -> str:
+    "The column of a gallery as the paper names it: +500, +10K, +2M."
+    for unit, name in ((10**6, 'M'), (10**3, 'K')):
+        if distractors >= unit:
+            return f'+{distractors / unit:.4g}{name}'
+    return f'+{distractors}'
+
+
+def distractor_axis(ax, steps: list):
+    "An axis of distractors: linear up to the first step, then logarithmic, with labels at 0 and powers of ten."
+    first = max(1, steps[1] if len(steps) > 1 else 1)
+    ax.set_xscale('symlog', linthresh=first)
+    ticks = [0, *(10**e for e in range(8) if first <= 10**e <= steps[-1])]
+    ax.set_xticks(ticks, [gallery_title(n)[1:] for n in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set(xlabel='distractors')
+
+
 def method_curves(ax, run: ReferredRun, mine: pd.DataFrame, least: float):
     "A line for each method over the distractors, with a band that spans the seeds; values below `least` at it."
     for m, some in mine.groupby('method', sort=False):
@@ -767,25 +801,27 @@ def method_curves(ax, run: ReferredRun, mine: pd.DataFrame, least: float):
         style = line_style(m)
         ax.plot(by.index, by['mean'], marker='o', ms=3, label=run.titles[m], **style)
         ax.fill_between(by.index, by['min'], by['max'], color=style['color'], alpha=0.15)
-    ax.set_xscale('symlog', linthresh=max(1, run.steps[1] if len(run.steps) > 1 else 1))
-    ax.set(xlabel='distractors')
+    distractor_axis(ax, run.steps)
     ax.grid(axis='y')
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #b77501be
 def distractor_figure(run: ReferredRun, results: pd.DataFrame, metric: str = 'recall', methods=None):
     """R@1 or Cat@1 by number of distractors, a panel for each task of `shown_tasks`; bands span the seeds. R@1 below
-    the least chance is drawn there. `methods`: some for each task; None: all."""
+    the least chance is drawn there; `recall_floor` says where a panel ends. `methods`: some for each task; None:
+    all."""
     tasks, subject = shown_tasks(run), f'{METRIC_TITLES[metric]} by number of distractors'
     fig, axes = page(3.6, cols=len(tasks), squeeze=False)
     for ax, task in zip(axes[0], tasks):
         drawn = set(run.titles) if methods is None else {*methods[task]}
         mine = results[(results.task == task) & (results.metric == metric) & (results.k == 1)]
-        t, axis = run.benchmark.tasks[task], recall_axis if metric == 'recall' else accuracy_axis
-        guesses = chance_curves(t, run.steps, metric)
-        least = min(guesses['Chance'].values()) if metric == 'recall' else 0
-        method_curves(ax, run, mine[mine.method.isin(drawn)], least)
+        mine = mine[mine.method.isin(drawn)]
+        axis = recall_axis if metric == 'recall' else accuracy_axis
+        guesses = chance_curves(run.benchmark.tasks[task], run.steps, metric)
+        least = recall_floor(mine, guesses) if metric == 'recall' else 0
+        method_curves(ax, run, mine, least)
         for (name, guess), ls in zip(guesses.items(), (':', '-.')):
-            ax.plot([*guess], [*guess.values()], color=color('grey'), ls=ls, label=name)
+            if max(guess.values()) >= least:
+                ax.plot([*guess], [*guess.values()], color=color('grey'), ls=ls, label=name)
         axis(ax, least)
         ax.set_title(subject if len(tasks) == 1 else under(task).capitalize())
     if len(tasks) > 1:
@@ -875,14 +911,14 @@ def cannot_read(run: ReferredRun, results: pd.DataFrame, distractors: int) -> li
     return [m for m in reading if m in lowest and lowest[m] <= guess]
 
 
-def _counts(run: ReferredRun, groups: dict, gains: dict, unread: list) -> list:  # of sentences
-    "How many rivals and controls are behind, the upper bounds, and the rivals that cannot read the category."
+def _counts(run: ReferredRun, groups: dict, gains: dict, unread: list, why: str) -> list:  # of sentences
+    "How many rivals and controls are behind, the upper bounds, and the rivals that do not read the condition, and why."
     beaten, counted = _beaten(gains), {k: [m for m in ms if m not in unread] for k, ms in groups.items()}
     behind = [f'{len(beaten & {*ms})} of {len(ms)} {k}' for k, ms in counted.items() if ms and k != BOUNDS]
     said = [f'Better than {" and ".join(behind)}'] if behind else []
     bounds = [f'{run.titles[m]}, difference {format_difference(gains[m])}' for m in groups[BOUNDS]]
     said += [f'With annotated boxes, for comparison: {"; ".join(bounds)}'] if bounds else []
-    return said + ([f'Cannot read the category: {", ".join(run.titles[m] for m in unread)}'] if unread else [])
+    return said + ([f'{why}: {", ".join(run.titles[m] for m in unread)}'] if unread else [])
 
 
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
@@ -899,7 +935,7 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     if rivals := groups['rivals'] or groups['controls']:
         m = mean[rivals].idxmax()
         first += f'; strongest rival {run.titles[m]} {mean[m]:.1f} %, difference {format_difference(gains[m])}'
-    said = [first, *_counts(run, groups, gains, unread)]
+    said = [first, *_counts(run, groups, gains, unread, 'Cannot read the category')]
     lacking = lacking_rivals(run, gains)
     return '. '.join(said + ([f'Not compared: {lacking}'] if lacking else []))
 
@@ -932,16 +968,26 @@ def caption_leads(run: ReferredRun, distractors: int, seed: int = 0) -> dict:  #
     return leads(run, ours, rivals, distractors, 'text', seed=seed) if ours in ranked else {}
 
 
+def reads_no_condition(run: ReferredRun, method: str) -> bool:
+    "Whether a method ignores the text of a query: the image alone, a ViT without conditions, or a filtered gallery."
+    plain = {e.name for e in run.entries if isinstance(e.method, CondViTMethod) and e.method.net.condition == 'none'}
+    return is_filtered(method) or method in {'image_only', VIT} | plain
+
+
 def caption_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, distractors: int) -> str:
-    """R@1 of CondViT (text) under a caption, its difference to the strongest rival and to the text alone, and how many
-    rivals and controls are behind; `gains`: of `caption_leads`."""
+    """R@1 of CondViT (text) under a caption, its difference to the strongest rival that reads captions and to the text
+    alone, how many such rivals and controls are behind, and what is not compared; `gains`: of `caption_leads`."""
     mine = results[(results.task == 'text') & (results.distractors == distractors) & (results.k == 1)]
     mean, groups = mine[mine.metric == 'recall'].groupby('method').value.mean(), rivals_and_controls(gains)
+    unread = [m for m in groups['rivals'] if reads_no_condition(run, m)]
+    reading = [m for m in groups['rivals'] if m not in unread]
     first = f'Under a caption: {run.titles[CONDVITS["text"]]} {mean[CONDVITS["text"]]:.1f} %'
-    against = [('strongest rival ', mean[groups['rivals']].idxmax())] if groups['rivals'] else []
+    against = [('strongest rival ', mean[reading].idxmax())] if reading else []
     against += [('', TEXT_ALONE)] if TEXT_ALONE in gains else []
     parts = [f'{a}{run.titles[m]} {mean[m]:.1f} %, difference {format_difference(gains[m])}' for a, m in against]
-    return '. '.join(['; '.join([first, *parts]), *_counts(run, groups, gains, [])])
+    said = ['; '.join([first, *parts]), *_counts(run, groups, gains, unread, 'Not counted, as they read no caption')]
+    lacking = lacking_rivals(run, gains)
+    return '. '.join(said + ([f'Not compared under a caption: {lacking}'] if lacking else []))
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #32b887d6
 def query_categories(task) -> pd.Series:  # query_id -> category
@@ -1216,14 +1262,6 @@ def _with_deviation(value: float, std: float) -> str:
     return f'{value:.1f}' if np.isnan(std) else f'{value:.1f} ± {std:.2f}'
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #e46de22d
-def gallery_title(distractors: int) -> str:
-    "The column of a gallery as the paper names it: +500, +10K, +2M."
-    for unit, name in ((10**6, 'M'), (10**3, 'K')):
-        if distractors >= unit:
-            return f'+{distractors / unit:.4g}{name}'
-    return f'+{distractors}'
-
-
 def _gallery_cells(value: pd.DataFrame, std: pd.DataFrame, sizes) -> dict:  # column -> R@1 / Cat@1 of each row
     "Tables of numbers by (gallery, metric) as columns of text, one for each gallery."
     std = std.reindex(index=value.index, columns=value.columns)
@@ -1365,6 +1403,65 @@ def filter_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # o
     needed = f', where R@1 without the filter is at least {least:.0f} %, half of the lowest in the paper'
     return [dict(c, role=TOO_LOW, asked=c['asked'] + needed) for c in evidence]
 
+# %% ../../nbs/05b_experiments/22_referred_search.ipynb #9c3e51d2
+FEWEST_HITS = 25  # targets that a method finds in each seed to be compared; a limit of this book
+
+
+def fewest_hits(lines: pd.DataFrame, method: str, of_category: bool = False) -> int:
+    """The number of queries whose target a method ranks first, or whose first image has the category of the target, in
+    the seed with fewest; 0 for a method that is not ranked."""
+    mine = lines[lines.method == method]
+    hit = mine.category_hit == 1 if of_category else mine['rank'] == 1
+    return int(hit.groupby(mine.seed).sum().min()) if len(mine) else 0
+
+
+def tested_galleries(
+    run: ReferredRun,
+    distractors: int,
+    methods,
+    task: str = 'category',
+    of_category: bool = False,  # hits are first images of the category
+    table: str = 'lrvsf_table2',  # of the paper
+) -> tuple:  # judged, own, too few
+    """Where a claim on `methods` is tested: the numbers of distractors of judged galleries, those of an own comparison,
+    and those with too few hits (number -> hits). One rule for all claims:
+
+    - A claim is judged in each gallery of a size that its `table` in the paper prints, up to `distractors`.
+    - There, the best of the methods must have `FEWEST_HITS` hits in each seed. Else the gallery is not judged.
+    - A run without a printed size has an own comparison in the gallery with all `distractors`."""
+    printed = [n for n in run.steps if n <= distractors and gallery_title(n) in list(paper_table(table))[3:]]
+    hits = {n: max(fewest_hits(run.among(n, task), m, of_category) for m in methods) for n in printed}
+    few = {n: found for n, found in hits.items() if found < FEWEST_HITS}
+    return [n for n in printed if n not in few], [] if printed else [distractors], few
+
+
+def said_among(line: dict, distractors: int) -> dict:
+    "A line of evidence that says its number of distractors."
+    where = f', {distractors:,} distractors'
+    known = {'measured': line['measured'] | dict(what=line['measured']['what'] + where)} if 'measured' in line else {}
+    return line | dict(what=line['what'] + where) | known
+
+
+def _as_own_gallery(lines: list) -> list:
+    "Lines of a gallery that no claim is tested in: own comparisons, which cover no clause."
+    compared = [c for c in lines if c.get('role') != UNTESTED]
+    rest = [c for c in lines if c.get('role') == UNTESTED]
+    return as_own([{k: v for k, v in c.items() if k != 'clause'} for c in compared]) + rest
+
+
+def in_galleries(galleries: tuple, lines_of, clause: str = '') -> list:  # of evidence
+    """`lines_of` (number of distractors -> lines of evidence) in the `tested_galleries`, as lines of a clause; without
+    `clause`, the lines have their own. The first line names galleries with too few hits. If no printed gallery has
+    enough, the clause is untested."""
+    tested, own, few = galleries
+    note = ''.join(f'; too few hits among {n:,} distractors: {hits}' for n, hits in few.items())
+    if few and not tested:
+        return [untested(clause + note, clause)] if clause else [said_among(c, min(few)) for c in lines_of(min(few))]
+    found = [said_among(c, n) for n in tested for c in lines_of(n)]
+    found = of_clause(found, clause) if clause else found
+    found[:1] = [dict(c, what=c['what'] + note) for c in found[:1]]
+    return found + _as_own_gallery([said_among(c, n) for n in own for c in lines_of(n)])
+
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #02637f84
 def lead_line(run: ReferredRun, a: str, b: str, distractors: int, task='category', seed=0, role='') -> dict:
     "R@1 of `a` minus that of `b` as a line of evidence."
@@ -1372,19 +1469,25 @@ def lead_line(run: ReferredRun, a: str, b: str, distractors: int, task='category
     return claim_evidence(found, f'R@1 {under(task)}: {run.titles[a]} − {run.titles[b]}', role)
 
 
-FEWEST_PRINTED = 10_000  # distractors of the smallest gallery in Table 2
+OVER_FILTER = 'CondViT finds more targets than a ViT in a filtered gallery'  # L05
+
+
+def _over_filter(run: ReferredRun, distractors: int, seed: int) -> dict:  # a line of evidence
+    "`lead_line` of CondViT over the ViT in a filtered gallery, with R@1 of both here and in the paper's gallery."
+    line, table = lead_line(run, CONDVIT, VIT + FILTERED, distractors, seed=seed), printed_filter()
+    sizes, size = set(table.index.get_level_values('distractors')), gallery_title(distractors)[1:]
+    size = size if size in sizes else '2M'
+    table = table.xs(size, level='distractors')
+    ours, theirs = (recall_among(run, m, distractors) for m in (CONDVIT, VIT + FILTERED))
+    a, b = (f'{table[c].min():.1f} to {table[c].max():.1f}' for c in ('conditional', 'after'))
+    here = f'{ours:.1f} against {theirs:.1f} %'
+    return dict(line, what=f'{line["what"]}, {here} (paper, +{size}: {a} against {b} %)')
 
 
 def over_filter(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
-    """L05: CondViT over the ViT in a filtered gallery, with R@1 of both here and in the paper; an own comparison among
-    fewer distractors than the paper prints."""
-    role = OWN_COMPARISON if distractors < FEWEST_PRINTED else ''
-    line = lead_line(run, CONDVIT, VIT + FILTERED, distractors, seed=seed, role=role)
-    table = printed_filter().xs('2M', level='distractors')
-    ours, theirs = (recall_among(run, m, distractors) for m in (CONDVIT, VIT + FILTERED))
-    a, b = (f'{table[c].min():.1f} to {table[c].max():.1f}' for c in ('conditional', 'after'))
-    here = f'{ours:.1f} against {theirs:.1f} % among {distractors:,} distractors'
-    return [dict(line, what=f'{line["what"]}, {here} (paper: {a} against {b} % among two million)')]
+    "L05: CondViT over the ViT in a filtered gallery, in the `tested_galleries`."
+    galleries = tested_galleries(run, distractors, (CONDVIT, VIT + FILTERED))
+    return in_galleries(galleries, lambda n: [_over_filter(run, n, seed)], OVER_FILTER)
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1c2a2c2a
 def over_text(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
@@ -1401,14 +1504,22 @@ def caption_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # 
     return [line, *over_text(run, distractors, seed)]
 
 
+TRAILS = 'CLIP4Cir trails a CondViT by caption, and is like it'  # L09
+
+
 def late_fusion(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
-    "L09: CLIP4Cir trails a CondViT by caption, by less than `ALIKE` of its R@1."
+    """L09: CLIP4Cir trails a CondViT by caption, by less than `ALIKE` of its R@1, in the `tested_galleries`; own
+    comparisons among all `distractors`."""
     a, b = CONDVITS['text'], CLIP4CIR
-    trails = lead_line(run, a, b, distractors, 'text', seed)
-    _, alike = within_share(run.among(distractors, 'text'), a, b, ALIKE, run.titles, seed)  # the first: from `trails`
+
+    def lines_of(n):
+        _, alike = within_share(run.among(n, 'text'), a, b, ALIKE, run.titles, seed)  # the first: from `lead_line`
+        return [lead_line(run, a, b, n, 'text', seed), alike]
+
+    found = in_galleries(tested_galleries(run, distractors, (a, b), 'text'), lines_of, TRAILS)
     own = [lead_line(run, a, COMBINER, distractors, 'text', seed, OWN_COMPARISON)] if COMBINER in run.titles else []
     own += over_text(run, distractors, seed)
-    return [trails, alike, untested('CoSMo, which this book does not have, is like an unconditional ViT'), *own]
+    return [*found, untested('CoSMo, which this book does not have, is like an unconditional ViT'), *own]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #ea7ed4ec
 def category_accuracy(run: ReferredRun, task: str, distractors: int, seed: int = 0) -> dict:  # a comparison
@@ -1441,28 +1552,34 @@ def over_crop(run: ReferredRun, task: str, distractors: int, seed: int = 0) -> d
     return claim_evidence(found, f'Cat@1 {under(task)}: {pair}', role)
 
 
-ABOVE_DETECTION = 'above the detection pipeline'  # a clause of L10
+ABOVE_98 = 'category accuracy of at least 98 %'  # a clause of L10,
+ABOVE_DETECTION = 'above the detection pipeline'  # and another
 NO_DETECTOR = 'no open-vocabulary detector'  # why a clause on detection is not tested
 
 
+def _above_98(run: ReferredRun, task: str, distractors: int, seed: int) -> dict:  # a line of evidence
+    "`category_accuracy` of the CondViT that reads a task's condition."
+    what = f'Cat@1 of {run.titles[CONDVITS[task]]} − 98'
+    return claim_evidence(category_accuracy(run, task, distractors, seed), what)
+
+
 def accuracy_lines(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
-    """L10: Cat@1 of each conditional model, above 98 % and above that of a detector's crop under the same condition;
-    windows of the backbone are no such detector."""
-    known = {task: category_accuracy(run, task, distractors, seed) for task, m in CONDVITS.items() if m in run.titles}
-    known = {task: accuracy for task, accuracy in known.items() if accuracy}
-    size = f'among {run.among(distractors).gallery_size.max():,} images (paper: two million)'
-    found = [claim_evidence(c, f'Cat@1 of {run.titles[CONDVITS[task]]} − 98, {size}') for task, c in known.items()]
-    crops = [task for task in known if CROP in set(run.among(distractors, task).method)]
-    above = [over_crop(run, task, distractors, seed) for task in crops]
-    if not found:
+    """L10: Cat@1 of each conditional model, above 98 % and above that of a detector's crop under the same condition, in
+    the `tested_galleries`; windows of the backbone are no such detector. Hits are first images of the category."""
+    tasks = [t for t, m in CONDVITS.items() if m in run.titles and category_accuracy(run, t, distractors, seed)]
+    if not tasks:
         return []
-    if all(c.get('role') == OWN_COMPARISON for c in above):
+    crops = [t for t in tasks if CROP in set(run.among(distractors, t).method)]
+    at = {t: tested_galleries(run, distractors, [CONDVITS[t]], t, of_category=True) for t in tasks}
+    found = [c for t in tasks for c in in_galleries(at[t], lambda n: [_above_98(run, t, n, seed)], ABOVE_98)]
+    if not crops or is_windows(crop_detector_of(run)):
+        above = [c for t in crops for n in (at[t][0] or at[t][1]) for c in [said_among(over_crop(run, t, n, seed), n)]]
         return [*found, *above, untested(f'{ABOVE_DETECTION}; {NO_DETECTOR}', ABOVE_DETECTION)]
-    return found + of_clause(above, ABOVE_DETECTION)
+    above = (in_galleries(at[t], lambda n: [over_crop(run, t, n, seed)], ABOVE_DETECTION) for t in crops)
+    return found + [c for lines in above for c in lines]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #5c7a10d9
 ALIKE_SLOPES = 10.0  # percent of a method's R@1 each time the area doubles; a limit of this book
-FEWEST_HITS = 25  # queries that a method must solve in each seed for its slope to be compared; a limit of this book
 LATE_FUSION, OWN_COMBINER = f'{CLIP4CIR}_category', f'{COMBINER}_category'
 SIZE_CLAUSES = {  # method -> its clause of L14; that of CondViT is its slope, those of the others a pair with it
     CONDVIT: 'CondViT finds small items less often',
@@ -1512,18 +1629,10 @@ def area_slopes(lines: pd.DataFrame, weights: dict, areas: pd.Series, seed: int 
     x = np.log2(queries.query_id.map(areas))
     return slope_interval(x, y, families_of(queries), list(weights.values()), seed=seed)
 
-
-def fewest_hits(lines: pd.DataFrame, method: str) -> int:
-    "The number of queries that a method solves, in the seed that solves fewest."
-    mine = lines[lines.method == method]
-    return int((mine['rank'] == 1).groupby(mine.seed).sum().min())
-
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #c3572d67
 def crop_clause(lines: list, detector) -> list:  # of evidence
     "Lines that compare a crop with CondViT, for its clause of L14; own comparisons where its detector is windows."
-    if not is_windows(detector):
-        return of_clause(lines, SIZE_CLAUSES[CROP])
-    return [*as_own(lines), untested(f'{SIZE_CLAUSES[CROP]}; {NO_DETECTOR}', SIZE_CLAUSES[CROP])]
+    return as_own(lines) if is_windows(detector) else of_clause(lines, SIZE_CLAUSES[CROP])
 
 
 def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, detector=None, seed: int = 0) -> list:
@@ -1554,13 +1663,15 @@ def slope_lines(lines: pd.DataFrame, titles: dict, areas: pd.Series, detector=No
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #1b0dd47b
 def size_slopes(run: ReferredRun, areas: pd.Series, distractors: int, seed: int = 0) -> list:  # of evidence
-    "L14: `slope_lines` of a run, and the clauses for which it has no method."
-    lines = run.among(distractors)
-    there = {m: run.titles[m] for m in set(lines.method)}
-    found = slope_lines(lines, there, areas, crop_detector_of(run), seed)
-    missing = {LATE_FUSION: 'not trained', CROP: NO_DETECTOR}
-    absent = {SIZE_CLAUSES[m]: why for m, why in missing.items() if m not in set(lines.method)}
-    return found + [untested(f'{clause}; {why}', clause) for clause, why in absent.items()]
+    """L14: `slope_lines` of a run in the `tested_galleries`, and the clauses for which it has no method. A slope is a
+    share of R@1, so each method needs `FEWEST_HITS` hits, not the best alone."""
+    ranked, detector = set(run.among(distractors).method), crop_detector_of(run)
+    there = {m: run.titles[m] for m in SIZE_CLAUSES if m in ranked}
+    galleries = tested_galleries(run, distractors, there)
+    found = in_galleries(galleries, lambda n: slope_lines(run.among(n), there, areas, detector, seed))
+    missing = {LATE_FUSION: 'not trained'} if LATE_FUSION not in ranked else {}
+    missing |= {CROP: NO_DETECTOR} if CROP not in ranked or is_windows(detector) else {}
+    return found + [untested(f'{SIZE_CLAUSES[m]}; {why}', SIZE_CLAUSES[m]) for m, why in missing.items()]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bba627b7
 def referred_evidence(run: ReferredRun, distractors: int, seed: int = 0, areas=None) -> dict:  # claim -> lines
