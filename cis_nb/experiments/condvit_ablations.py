@@ -36,11 +36,13 @@ from cis_nb.experiments.referred_search import (
     condvit_at_start,
     gallery_among,
     gallery_title,
+    in_galleries,
     late_fusions,
     leads,
     paper_table,
     run_referred,
     table_sizes,
+    tested_galleries,
 )
 from .sweeps import SweepParameters, base_of, rate_of_training, train_variants
 from ..methods.late_fusion import strongest_baseline
@@ -236,15 +238,19 @@ def early_and_late(run: ReferredRun) -> tuple:  # names of variants, block 1 lef
 
 
 def depth_evidence(run: ReferredRun, distractors: int, limit: float, seed: int = 0) -> dict:  # claim -> comparisons
-    """L11: early blocks make no difference, that is at most `limit` times the better R@1; late ones hurt. Empty unless
-    both were trained."""
-    found, (early, late) = against(run, block_name(1), distractors, seed), early_and_late(run)
+    """L11: early blocks make no difference, that is at most `limit` times the better R@1; late ones hurt; in the
+    `tested_galleries`. Empty unless both were trained."""
+    first, (early, late) = block_name(1), early_and_late(run)
     if not early or not late:
         return {}
-    first, lines = run.titles[block_name(1)], run.among(distractors)
-    same = [c for m in early for c in within_share(lines, m, block_name(1), limit, run.titles, seed)]
-    worse = [claim_evidence(opposite(found[m]), f'R@1 {first} − {run.titles[m]}') for m in late]
-    return {'L11': same + worse}
+
+    def lines_of(n: int) -> list:
+        found = against(run, first, n, seed)
+        same = [c for m in early for c in within_share(run.among(n), m, first, limit, run.titles, seed)]
+        return same + [claim_evidence(opposite(found[m]), f'R@1 {run.titles[first]} − {run.titles[m]}') for m in late]
+
+    galleries = tested_galleries(run, distractors, [first, *early, *late])
+    return {'L11': in_galleries(galleries, lines_of, 'early blocks make no difference, late ones hurt')}
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #8b850a97
 TOKEN_HURTS = 100_000  # distractors from which on an empty token costs a ViT-B/16 R@1 (LRVS-F, Table 5)
@@ -258,15 +264,15 @@ def is_vit_b16(backbone) -> bool:
 
 
 def token_evidence(run: ReferredRun, limit: float, seed: int = 0) -> dict:  # claim -> lines
-    """L12: an empty token changes R@1 by at most `limit` times the better one in any gallery; it hurts a ViT-B/16 from
-    `TOKEN_HURTS` distractors on."""
-    found = token_differences(run, seed)
-    name = f'R@1 {run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}'
-    little = [
-        dict(c, what=f'{c["what"]}, {n:,} distractors')
-        for n in found
-        for c in within_share(run.among(n), EMPTY_TOKEN, WITHOUT_TOKEN, limit, run.titles, seed)
-    ]
+    """L12: an empty token changes R@1 by at most `limit` times the better one, in the `tested_galleries` of Table 5; it
+    hurts a ViT-B/16 from `TOKEN_HURTS` distractors on."""
+
+    def lines_of(n: int) -> list:
+        return within_share(run.among(n), EMPTY_TOKEN, WITHOUT_TOKEN, limit, run.titles, seed)
+
+    galleries = tested_galleries(run, run.steps[-1], TOKEN_VARIANTS, table='lrvsf_table5')
+    little = in_galleries(galleries, lines_of, 'an empty token changes little')
+    found, name = token_differences(run, seed), f'R@1 {run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}'
     large = [n for n in found if n >= TOKEN_HURTS] if is_vit_b16(run.model) else []
     hurts = [claim_evidence(opposite(found[n]), f'−({name}), {n:,} distractors') for n in large]
     here = f'{run.model.name}, {run.steps[-1]:,} distractors'
