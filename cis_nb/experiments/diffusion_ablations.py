@@ -10,22 +10,23 @@ __all__ = ['CONTROL_ROWS', 'PAPER_METRICS', 'AFTER_TUNING', 'SUMS', 'ALL_TASKS',
            'variant_samplers', 'rank_denoisers', 'train_denoisers', 'denoiser_differences', 'metric_titles',
            'claim_titles', 'base_differences', 'denoiser_table', 'denoiser_forest', 'denoiser_note',
            'differences_finding', 'step_name', 'training_name', 'with_steps', 'step_samplers', 'step_entries',
-           'rank_step_counts', 'sampler_seconds', 'slope_ratio', 'near_evidence', 'rise_evidence', 'over_seeds_only',
-           'time_evidence', 'is_fine_tuned', 'step_evidence', 'step_rows', 'step_count_figure', 'queries_per_second',
-           'step_count_table', 'step_finding', 'best_steps_note', 'without_favoured', 'chosen_table', 'chosen_note',
-           'tuning_note', 'validation_steps', 'steps_note', 'printed_steps', 'printed_losses', 'mixture_table',
-           'by_recipe', 'stage_two_evidence', 'triplet_name', 'triplet_sizes', 'triplet_variants', 'size_of',
-           'doubling_weights', 'doubling_slopes', 'doubling_finding', 'doubling_evidence', 'triplet_figure',
-           'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results', 'caption_table', 'caption_differences',
-           'stage_samples', 'stages_note', 'longer_second', 'forgetting_evidence', 'compared_rates', 'rates_apart',
-           'caption_note', 'caption_comparisons', 'caption_forest', 'RandomDenoising', 'chosen_denoiser',
-           'denoiser_training_rates', 'random_queries', 'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table',
-           'form_evidence', 'form_finding', 'published_parameters', 'projected_hours', 'projected_hours_table',
-           'denoiser_rate_table', 'sampler_measurements', 'denoiser_measurements', 'sampler_table', 'sampler_sentence',
-           'image_triplet_rates', 'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants',
-           'encoder_table', 'stand_ins_as_own', 'encoder_evidence', 'state_variants', 'sampled_in_one_step',
-           'train_states', 'trained_triplets', 'state_differences', 'state_effects', 'state_table', 'state_mask_table',
-           'state_forest', 'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
+           'rank_step_counts', 'sampler_seconds', 'times_note', 'slope_ratio', 'near_evidence', 'rise_evidence',
+           'over_seeds_only', 'time_evidence', 'is_fine_tuned', 'step_evidence', 'step_rows', 'step_count_figure',
+           'queries_per_second', 'step_count_table', 'step_finding', 'best_steps_note', 'without_favoured',
+           'chosen_table', 'chosen_note', 'tuning_note', 'validation_steps', 'steps_note', 'printed_steps',
+           'printed_losses', 'mixture_table', 'by_recipe', 'stage_two_evidence', 'triplet_name', 'triplet_sizes',
+           'triplet_variants', 'size_of', 'doubling_weights', 'doubling_slopes', 'doubling_finding',
+           'doubling_evidence', 'triplet_figure', 'caption_rankings', 'CaptionRun', 'caption_run', 'caption_results',
+           'caption_table', 'caption_differences', 'stage_samples', 'stages_note', 'longer_second',
+           'forgetting_evidence', 'compared_rates', 'rates_apart', 'caption_note', 'caption_comparisons',
+           'caption_forest', 'RandomDenoising', 'chosen_denoiser', 'denoiser_training_rates', 'random_queries',
+           'sample_by_branch', 'sampler_rates', 'form_rates', 'form_table', 'form_evidence', 'form_finding',
+           'published_parameters', 'projected_hours', 'projected_hours_table', 'denoiser_rate_table',
+           'sampler_measurements', 'denoiser_measurements', 'sampler_table', 'sampler_sentence', 'image_triplet_rates',
+           'image_triplet_table', 'triplet_measurements', 'first_stage', 'encoder_variants', 'encoder_table',
+           'stand_ins_as_own', 'encoder_evidence', 'state_variants', 'sampled_in_one_step', 'train_states',
+           'trained_triplets', 'state_differences', 'state_effects', 'state_table', 'state_mask_table', 'state_forest',
+           'state_finding', 'with_other_start', 'train_predictions', 'training_curves', 'loss_changes',
            'steadiness_evidence', 'has_learned', 'prediction_evidence', 'prediction_finding', 'prediction_figure',
            'printed_variants', 'printed_captions', 'setting_here', 'compared_settings', 'settings_table']
 
@@ -359,6 +360,13 @@ def sampler_seconds(method: CompoDiffMethod, steps: list, rows: int, repeats: in
         m = replace(method, steps=n)
         timed[n] = call_seconds(lambda: m.sample(texts, reference, seeds), repeats, method.net.device)
     return estimates(timed, seed)
+
+
+def times_note(method: CompoDiffMethod, measured: bool) -> str:
+    "Where the times of a page were taken, and with how many threads; one that is not `measured` shares its cores."
+    threads, kind = torch.get_num_threads(), method.net.device.type
+    where = f'Times: {kind}, {threads} thread{"s" * (threads > 1)} of PyTorch'
+    return where if measured else f'{where}; other experiments may have run beside, so they are rough'
 
 # %% ../../nbs/05b_experiments/28_diffusion_ablations.ipynb #da000018
 def slope_ratio(seconds: dict) -> Estimate:
