@@ -372,7 +372,7 @@ def test_a_second_stage_with_more_samples_is_named(monkeypatch, steps, longer):
 
 
 def test_forms_whose_learning_rates_were_not_compared_alike_have_no_verdict(monkeypatch):
-    p = dict(training='compodiff', shorter={}, seeds=[0], backbone='tiny', device='cpu')
+    p = dict(training='compodiff', shorter={}, seeds=[0], backbone='tiny', pretrained='default', device='cpu')
     run = captions_of(attention=1, tokens=1)
     monkeypatch.setattr(A, 'manifest', lambda name: dict(params=name))
     for known, marked in ((['attention'], True), (['attention', 'tokens'], False), ([], False)):
