@@ -20,7 +20,7 @@ import pandas as pd
 from .. import api
 from ..api import TrainingConfig
 from ..backbones.features import TextMemory
-from ..core.experiment_files import names_experiment, parameters, read_params
+from ..core.experiment_files import defaults, names_experiment, notebooks, parameters, read_notebook, read_params
 from ..core.code import loader_version
 from ..core.store import fingerprint, manifest, project_root, stored, stored_json, stored_table
 from .comparison import UNTRAINED, not_alike_note
@@ -271,9 +271,10 @@ def _rates_compared() -> dict:
 @lru_cache
 def _searched_trainings() -> list:  # of dicts
     "All settings of the trainings whose learning rates the page RATES_PAGE compares; none in a project without it."
-    folder = project_root() / 'params' / 'full'
-    named = _rates_compared().get('trainings', [])
-    return [settings(read_params(folder / f'{name}.yaml'), name).model_dump() for name in named]
+    if not (named := _rates_compared().get('trainings', [])):
+        return []
+    folder, rest = project_root() / 'params' / 'full', defaults(read_notebook(notebooks()['05_train']))
+    return [settings(rest | read_params(folder / f'{name}.yaml'), name).model_dump() for name in named]
 
 
 def rate_was_searched(params: dict) -> bool:
