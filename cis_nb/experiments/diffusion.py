@@ -15,29 +15,30 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'all_benchmarks', 'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name',
            'choosing_numbers', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads',
            'leads_table', 'leads_forest', 'mix_in_words', 'checkpoint_measure', 'chosen_checkpoint', 'checkpoints_note',
-           'triplets_read', 'seeds_of_trainings', 'diffusion_trainings', 'refused_tasks', 'share_note', 'rerank_note',
-           'ranks_of_rows', 'starts_note', 'start_shares_note', 'text_share', 'steps_in_words', 'sampler_words',
-           'sampler_note', 'set_on_note', 'chosen_by', 'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns',
-           'own_name', 'row_label', 'regime', 'one_ranking', 'chance_score', 'gallery_words', 'chance_row',
-           'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries', 'recall_of_draws',
-           'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows', 'LabelledImages',
-           'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum', 'edited_sums',
-           'edited_sums_note', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'effects_note',
-           'effect_leads', 'searches_table', 'effect_leads_table', 'effect_forest', 'mask_queries', 'kept_share',
-           'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row', 'most_changed',
-           'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of', 'scene_scores',
-           'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point', 'at_point', 'along',
-           'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks', 'ranked_note',
-           'run_guidance', 'rank_beside', 'typical_note', 'beside_differences', 'beside_table', 'beside_words',
-           'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff', 'judged_recipe',
-           'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note', 'grid_ends_note',
-           'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words', 'mask_words',
-           'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'by_task_note', 'strongest_forest',
-           'ends_words', 'against_baselines', 'cirr_rivals', 'cirr_groups', 'trained_on_words', 'apart_words',
-           'cirr_words', 'cirr_forest', 'act_words', 'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding',
-           'compodiff_reading', 'control_evidence', 'pair_line', 'with_claimed_prompt', 'by_prompt', 'prompted_title',
-           'printed_recalls', 'zero_shot_evidence', 'claimed_metric', 'asked_tasks', 'order_evidence',
-           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'compodiff_evidence']
+           'triplets_read', 'seeds_of_trainings', 'diffusion_trainings', 'first_stage_rate', 'refused_tasks',
+           'share_note', 'rerank_note', 'ranks_of_rows', 'starts_note', 'start_shares_note', 'text_share',
+           'steps_in_words', 'sampler_words', 'sampler_note', 'set_on_note', 'chosen_by', 'samplers_table', 'ends_note',
+           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'one_ranking', 'chance_score',
+           'gallery_words', 'chance_row', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries',
+           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
+           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
+           'edited_sums', 'choosing_images', 'subtraction_note', 'edited_sums_note', 'search_lines', 'negative_search',
+           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
+           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
+           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
+           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
+           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
+           'GuidanceRun', 'shared_tasks', 'ranked_note', 'run_guidance', 'rank_beside', 'typical_note',
+           'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points', 'changing_query',
+           'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence',
+           'guidance_evidence', 'points_note', 'grid_ends_note', 'grid_results', 'guidance_finding', 'claimed_scores',
+           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
+           'strongest_note', 'by_task_note', 'strongest_forest', 'ends_words', 'against_baselines', 'cirr_rivals',
+           'cirr_groups', 'trained_on_words', 'apart_words', 'cirr_steps', 'cirr_words', 'cirr_forest', 'act_words',
+           'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
+           'pair_line', 'with_claimed_prompt', 'by_prompt', 'prompted_title', 'printed_recalls', 'zero_shot_evidence',
+           'claimed_metric', 'asked_tasks', 'order_evidence', 'rivals_evidence', 'composition_evidence',
+           'gallery_evidence', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,7 @@ from cis_nb.experiments.combiner_ablations import (
     untested,
 )
 from cis_nb.experiments.comparison import (
+    NOT_TUNED_ALIKE,
     brief_difference,
     change,
     compare,
@@ -111,11 +113,13 @@ from cis_nb.experiments.comparison import (
 from .composed_retrieval import SENTENCE_GROUPS, beside_best, kinds_of, sentence_groups
 from cis_nb.experiments.entries import (
     RANKING_COLUMNS,
+    RATES_PAGE,
     Entry,
     cached,
     compared_methods,
     kept_step,
     known_as,
+    rate_was_searched,
     read_cached,
     seeded_config,
     start_entry,
@@ -622,6 +626,16 @@ def diffusion_trainings(run: MatrixRun) -> pd.DataFrame:
         about |= dict(triplets_read=triplets_read(given))
         rows.append(about | dict(seeds=', '.join(str(e.seed) for e in same)))
     return pd.DataFrame(rows).rename(columns=lambda c: c.replace('_', ' '))
+
+
+def first_stage_rate(run: MatrixRun) -> str:
+    "The learning rate of the stage 1 that stage 2 goes on from, and whether it was searched; empty without one."
+    start = start_run(manifest(zero_shot_entries(run.entries)[0].run)['params']['start'])
+    if start is None:
+        return ''
+    given = manifest(start)['params']
+    searched = f'compared with others likewise ({RATES_PAGE})' if rate_was_searched(given) else 'not searched'
+    return f'Stage 1 of CompoDiff: learning rate {given["lr"]:g}, {searched}'
 
 
 def refused_tasks(run: MatrixRun) -> pd.DataFrame:  # method, benchmark, task, why
@@ -1135,6 +1149,21 @@ def edited_sums(run: MatrixRun, images: LabelledImages, q: pd.DataFrame, k: int 
     return [edited_sum(EditedSum(backbone=run.model, **given), images, q, k) for given in about]
 
 
+def choosing_images(p: dict, images: LabelledImages) -> LabelledImages:
+    """The labelled images whose queries choose the weights of `edited_sums`, for the parameters of a page: as many of
+    another drawn world, else the same `images`."""
+    if p['labels'] or not is_world(p['data']):
+        return images
+    return labelled_images(dataset_root('genecis', p['data'], p['labelled'], 0 if p['world_seed'] else 1))
+
+
+def subtraction_note(sums: list, q: pd.DataFrame) -> str:
+    "Why a difference to `edited_sums` with a negative text has no verdict; `q`: the queries that chose their weights."
+    which = ' and '.join(e.title for e in sums)
+    chosen = f'{len(q)} labelled queries choose the weight of its negative text among {len(AWAY_WEIGHTS)}'
+    return f'{which}: {NOT_TUNED_ALIKE}, as {chosen}, and nothing is chosen on such queries for CompoDiff'
+
+
 def edited_sums_note(sums: list) -> str:
     "The weights of the rivals, for below a table."
     said = [f'{e.title}: {e.method.weight:g} of the text, {e.method.away:g} of the negative text' for e in sums]
@@ -1186,9 +1215,10 @@ def effects_note(effects: dict) -> str:
     return 'each method by itself: ' + doubt_note(c for (m, *_), c in effects.items() if m == ZERO_SHOT)
 
 
-def effect_leads(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:
+def effect_leads(found: pd.DataFrame, pairs, scores, seed: int = 0, chosen=()) -> dict:
     """Search `a` minus search `b` of stage 2 minus the same of each other method, for each of `pairs` in each score:
-    (stage 2, rival, a, b, score) -> comparison, corrected `by_question`."""
+    (stage 2, rival, a, b, score) -> comparison, corrected `by_question`. Rivals of which such queries have `chosen` a
+    setting are not tuned alike, so a difference to them has no verdict."""
     searches = found.assign(method=found.method + ' ' + found.search)
 
     def lead(rival, a, b, score):
@@ -1197,7 +1227,8 @@ def effect_leads(found: pd.DataFrame, pairs, scores, seed: int = 0) -> dict:
 
     rivals = [m for m in dict.fromkeys(found.method) if m != ZERO_SHOT]
     about = [(r, a, b, s) for r in rivals for a, b in pairs for s in scores]
-    return by_question({(ZERO_SHOT, *of): lead(*of) for of in about})
+    leads = by_question({(ZERO_SHOT, *of): lead(*of) for of in about})
+    return {of: dict(c, untuned=True) if of[1] in chosen else c for of, c in leads.items()}
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #4ec8ac55
 def searches_table(found: pd.DataFrame, effects: dict, names: dict, titles: dict, scores: dict) -> pd.DataFrame:
@@ -2019,9 +2050,15 @@ def apart_words(run: MatrixRun, apart: dict, rival: str) -> str:
     return f'CIRR R@1, difference to {run.titles[rival]}: {"; ".join(said)}' if said else ''
 
 
+def cirr_steps(run: SampledRun) -> str:
+    "The number of steps with which stage 2 ranks CIRR, and whether validation queries chose it, in words."
+    steps = steps_in_words(run.sampled(zero_shot_entries(run.entries)[0], 'cirr').method.steps)
+    return f'{steps}, chosen on validation queries' if (ZERO_SHOT, 'cirr') in run.samplers else steps
+
+
 def cirr_words(run: MatrixRun, found: dict, apart: dict = {}) -> list:  # of sentences
-    """CIRR R@1 of stage 2 beside the chosen baseline and the stronger rival on its triplets, then the number of these;
-    of the baseline also `apart`, from `sentence_leads`. Empty without CIRR."""
+    """CIRR R@1 of stage 2, with its `cirr_steps`, beside the chosen baseline and the stronger rival on its triplets,
+    then the number of these; of the baseline also `apart`, from `sentence_leads`. Empty without CIRR."""
     if 'cirr' not in run.benchmarks:
         return []
     value = main_rows('cirr', run.results).set_index('method').value[ZERO_SHOT]
@@ -2030,7 +2067,8 @@ def cirr_words(run: MatrixRun, found: dict, apart: dict = {}) -> list:  # of sen
     strongest = sorted(there, key=lambda r: rivals[r]['diff'])[:1]
     shown = [r for r in (chosen, *strongest) if r in rivals]
     leads = [f'minus {run.titles[r]} {brief_difference(rivals[r])}' for r in shown]
-    said = ['; '.join([f'CIRR R@1 {value:.1f} %', *leads]), *(trained_on_words(run, r) for r in strongest)]
+    first = f'CIRR R@1 {value:.1f} % ({cirr_steps(run)})'
+    said = ['; '.join([first, *leads]), *(trained_on_words(run, r) for r in strongest)]
     return [*filter(None, [*said, apart_words(run, apart, chosen)])]
 
 

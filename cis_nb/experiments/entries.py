@@ -7,8 +7,8 @@ __all__ = ['BRIEF_PRODUCTS', 'BRIEF_COMBINER', 'BRIEF_CLIP4CIR', 'BRIEF_COMPODIF
            'RATES_PAGE', 'RANKING_COLUMNS', 'training_parameters', 'training_config', 'Entry', 'kept_step',
            'kept_score', 'known_as', 'untrained_method', 'untrained_methods', 'share_texts', 'seeded_config',
            'trained_entry', 'trained_entries', 'at_start', 'named_control', 'start_entry', 'control_entries',
-           'with_controls', 'compared_methods', 'judged_pairs', 'rate_was_searched', 'tuning_notes', 'cached',
-           'read_cached']
+           'with_controls', 'compared_methods', 'judged_pairs', 'rate_was_searched', 'rates_rule', 'tuning_notes',
+           'cached', 'read_cached']
 
 # %% ../../nbs/05b_experiments/01_entries.ipynb #0bd59294
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ import pandas as pd
 from .. import api
 from ..api import TrainingConfig
 from ..backbones.features import TextMemory
-from ..core.experiment_files import names_experiment, parameters, read_params
+from ..core.experiment_files import defaults, names_experiment, notebooks, parameters, read_notebook, read_params
 from ..core.code import loader_version
 from ..core.store import fingerprint, manifest, project_root, stored, stored_json, stored_table
 from .comparison import UNTRAINED, not_alike_note
@@ -262,19 +262,34 @@ RATES_PAGE = '07_ablations/learning_rates'  # of the profile full
 
 
 @lru_cache
+def _rates_compared() -> dict:
+    "The parameters of the page RATES_PAGE: trainings, factors, seeds; empty in a project without it."
+    page = project_root() / 'params' / 'full' / f'{RATES_PAGE}.yaml'
+    return read_params(page) if page.exists() else {}
+
+
+@lru_cache
 def _searched_trainings() -> list:  # of dicts
-    "The parameters of the trainings whose learning rates the page RATES_PAGE compares; none in a project without it."
-    folder = project_root() / 'params' / 'full'
-    page = folder / f'{RATES_PAGE}.yaml'
-    named = read_params(page)['trainings'] if page.exists() else []
-    return [dict(backbone='tiny') | read_params(folder / f'{name}.yaml') for name in named]
+    "All settings of the trainings whose learning rates the page RATES_PAGE compares; none in a project without it."
+    if not (named := _rates_compared().get('trainings', [])):
+        return []
+    folder, rest = project_root() / 'params' / 'full', defaults(read_notebook(notebooks()['05_train']))
+    return [settings(rest | read_params(folder / f'{name}.yaml'), name).model_dump() for name in named]
 
 
 def rate_was_searched(params: dict) -> bool:
-    "Whether the page RATES_PAGE compares learning rates of a training with these parameters; seeds and starts aside."
-    asked = params.keys() - {'seed', 'start', 'pretrained'}
+    """Whether the page RATES_PAGE compares the learning rate of a training with these parameters, also those that its
+    file leaves at their defaults, with others; seed, start, weights and precision aside."""
+    asked = params.keys() - {'seed', 'start', 'pretrained', 'dtype'}
     same = [all(params[k] == given[k] for k in asked & given.keys()) for given in _searched_trainings()]
     return any(same)
+
+
+def rates_rule() -> str:
+    "What the page RATES_PAGE does with a learning rate, in words: it is kept, not chosen as the best."
+    others = ' and '.join(f'{f:g}' for f in _rates_compared().get('factors', []) if f != 1)
+    kept = 'kept unless another is ahead with every seed, so another can have the higher mean'
+    return f'compared with {others} times as much on validation data ({RATES_PAGE}) and {kept}'
 
 
 def tuning_notes(entries: list) -> list:  # of str
@@ -285,7 +300,7 @@ def tuning_notes(entries: list) -> list:  # of str
     said = {title: f'{title} {p["lr"]:g}, {_kept_of(p)}' for title, p in reversed(first.items())}
     rest = [title for title in said if not rate_was_searched(first[title])]
     searched = '; '.join(line for title, line in said.items() if title not in rest)
-    lines = [f'Learning rate, of those that {RATES_PAGE} compares on validation data: {searched}.'] if searched else []
+    lines = [f'Learning rate, {rates_rule()}: {searched}.'] if searched else []
     lines += [f'Learning rate, not searched: {"; ".join(said[title] for title in rest)}.'] if rest else []
     apart = not_alike_note(f'validation queries set the late fusions, but not the learning rate of {", ".join(rest)}')
     return [*fusions, *([apart] if rest and fusions else []), *lines]

@@ -517,3 +517,14 @@ def test_the_strongest_baseline_is_named_and_counted():
         assert strongest_pairs(run, found) == [('cirr', 'image_text_tuned'), ('circo', 'image_text_tuned')]
     assert said.endswith(' CompoDiff is better on 1, undecided on 0 and worse on 1 of 2 benchmarks')
     assert ends_words(run).startswith('On 1 of 2 benchmarks the chosen sampler setting')
+
+
+@pytest.mark.parametrize('known, said', [(True, 'compared with others likewise'), (False, 'not searched')])
+def test_the_learning_rate_of_the_first_stage_is_named(monkeypatch, known, said):
+    runs = dict(second=dict(start='first'), first=dict(start='', lr=0.002))
+    monkeypatch.setattr(diffusion, 'zero_shot_entries', lambda entries: [SimpleNamespace(run='second')])
+    monkeypatch.setattr(diffusion, 'manifest', lambda run: dict(params=runs[run]))
+    monkeypatch.setattr(diffusion, 'start_run', lambda start: start or None)
+    monkeypatch.setattr(diffusion, 'rate_was_searched', lambda params: known and params['lr'] == 0.002)
+    found = diffusion.first_stage_rate(SimpleNamespace(entries=[]))
+    assert found.startswith(f'Stage 1 of CompoDiff: learning rate 0.002, {said}')
