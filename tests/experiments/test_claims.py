@@ -481,13 +481,15 @@ def test_no_kept_line_on_compodiff_is_judged_by_another_recipe():
     others = dict(C09='a rate with random weights', C12='a time', C17='the mixture itself varies')
     seen = set()
     for r in cl.kept_receipts().values():
-        if 'compodiff' not in str(r['params'].get('training')) or not kept_departures(r['params']):
+        if 'compodiff' not in str(r['params'].get('training')):
             continue
+        departs = bool(kept_departures(r['params']))
         for claim in [*{*r['evidence']} - {*others}]:
             lines, seen = r['evidence'][claim], seen | {claim}
-            assert cl.with_role(lines) == [], claim
-            assert any(c['what'].startswith(PUBLISHED_RECIPE) for c in cl.with_role(lines, UNTESTED)), claim
-            assert cl.judge_evidence(lines).verdict == cl.NOT_HERE
+            if isinstance(lines, list):
+                waiting = [c for c in cl.with_role(lines, UNTESTED) if c['what'].startswith(PUBLISHED_RECIPE)]
+                assert bool(waiting) == departs, claim
+                assert not departs or (cl.with_role(lines), cl.judge_evidence(lines).verdict) == ([], cl.NOT_HERE)
     assert seen >= {'C05', 'C15', 'C18'}
 
 
