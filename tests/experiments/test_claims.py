@@ -529,7 +529,11 @@ def test_kept_lines_with_the_bound_of_a_correction_say_so():
 def test_every_early_block_of_the_kept_depth_study_has_a_line():
     lines = cl.kept_receipts()['full/07_ablations/condition_depth']['evidence']['L11']
     assert all(any(f'before block {b}' in c['what'] for c in lines) for b in (2, 3, 4))
-    assert cl.judge_evidence(lines).verdict == 'not reproduced'  # block 3 is below the limit
+    judged = all(
+        '10,000 distractors' in c['what'] for c in lines
+    )  # the paper prints no smaller gallery with distractors
+    assert judged == bool(cl.with_role(lines))
+    assert judged or cl.judge_evidence(lines).verdict == cl.NOT_HERE
 
 
 def test_no_kept_ratio_of_a_cpu_is_judged_as_one_of_a_gpu():
