@@ -322,20 +322,29 @@ def file_comment(profile: str, experiment: str) -> str:
     return first.removeprefix('#').strip() if first.startswith('#') else ''
 
 
-def _differing(then, now) -> tuple:
-    "Two values; of two dicts the entries that differ."
-    if not (isinstance(then, dict) and isinstance(now, dict)):
-        return then, now
-    keys = [k for k in {**then, **now} if then.get(k) != now.get(k)]
-    return tuple({k: d[k] for k in keys if k in d} for d in (then, now))
+def _in_words(value) -> str:
+    "A parameter in a sentence."
+    if isinstance(value, dict | list):
+        items = [f'{k} {v}' for k, v in value.items()] if isinstance(value, dict) else map(str, value)
+        return ', '.join(items) or 'none'
+    return 'none' if value is None else str(value)
+
+
+def _differing(then, now) -> list:  # of two texts
+    "Two values in words; of two dicts the entries that differ."
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = [k for k in {**then, **now} if then.get(k) != now.get(k)]
+        then, now = ({k: d[k] for k in keys if k in d} for d in (then, now))
+    return [*map(_in_words, (then, now))]
 
 
 def changed_parameters(kept: dict, profile: str, experiment: str) -> str:
     "The parameters that a kept run had otherwise than its file has them now; `kept`: its own. Empty for none."
     file = project_root() / 'params' / profile / f'{experiment}.yaml'
     given = read_params(file) if kept and file.is_file() else {}
-    pairs = [(k, *_differing(kept.get(k), v)) for k, v in given.items() if kept.get(k) != v]
-    said = [f'{k} {"none" if then is None else then} (now {now})' for k, then, now in pairs]
+    other = {k: v for k, v in given.items() if kept.get(k) != v and (k in kept or v)}  # a new empty one changes nothing
+    pairs = [(k, *_differing(kept.get(k), v)) for k, v in other.items()]
+    said = [f'{k}: {then} (now {now})' for k, then, now in pairs]
     return 'Made with other parameters than its file has now: ' + '; '.join(said) if said else ''
 
 
