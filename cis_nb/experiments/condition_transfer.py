@@ -271,13 +271,12 @@ def group_forest(found: dict, titles: dict):
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #d3f8eb7e
 def transfer_finding(found: dict, titles: dict, numbers: bool = True) -> str:
-    """A training minus others on queries with held-out words: two differences with their numbers, or the verdicts of
-    all of `HEADLINE`."""
+    "A training minus all of `HEADLINE` on queries with held-out words, with numbers or verdicts alone."
     ((own, k),) = {(c['a'], c['k']) for c in found.values()}
     of = {titles[r]: found[r, HELD_OUT] for r in HEADLINE[own]}
     if not numbers:
         return f'R@{k} of {titles[own]} minus others: {by_verdict(of, numbers)}'
-    said = [f'minus {title} {brief_difference(c)}' for title, c in [*of.items()][:2]]
+    said = [f'minus {title} {brief_difference(c)}' for title, c in of.items()]
     return f'R@{k} of {titles[own]} {", ".join(said)}'
 
 
