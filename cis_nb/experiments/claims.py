@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLISHED_COMBINER_FILE', 'BOTH_TOWERS', 'DATA',
-           'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS', 'CONSTRUCTED',
-           'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED', 'WITH_DARK_INK', 'HATCH',
-           'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'ONE_AND_SEVERAL', 'IN_TABLE_ONLY',
-           'KEPT_EVIDENCE', 'KEPT_FOR', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'waits_for', 'tests_in',
-           'verdict_without_test', 'Outcome', 'NotTestable', 'all_hold', 'rounded_up', 'role_of', 'line_in_words',
-           'effect', 'naming_runs', 'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence',
-           'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'by_sentence',
-           'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line', 'spread',
-           'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
+           'KEPT_EVIDENCE', 'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS',
+           'CONSTRUCTED', 'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED',
+           'WITH_DARK_INK', 'HATCH', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'ONE_AND_SEVERAL',
+           'IN_TABLE_ONLY', 'KEPT_FOR', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'KeptReceipt',
+           'KeptReceipts', 'kept_receipts', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable',
+           'all_hold', 'rounded_up', 'role_of', 'line_in_words', 'effect', 'naming_runs', 'unless_refuted', 'with_role',
+           'corrected_lines', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there',
+           'own_recipe', 'by_sentence', 'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line',
+           'spread', 'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
            'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
            'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
            'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
@@ -22,9 +22,8 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'tested_claims', 'judged_lines', 'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept',
            'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
            'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'kept_own',
-           'waiting_claims', 'waiting_notes', 'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'with_shown',
-           'kept_claims_alone', 'keep_receipts', 'kept_verdicts', 'counted_verdicts', 'counted_for_bars',
-           'kept_sentence', 'kept_claims']
+           'waiting_claims', 'waiting_notes', 'with_shown', 'kept_claims_alone', 'keep_receipts', 'kept_verdicts',
+           'counted_verdicts', 'counted_for_bars', 'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -171,6 +170,32 @@ def by_claim(table: dict) -> dict:  # claim -> list
         for i in ids.split():
             found.setdefault(i, []).append(what)
     return found
+
+# %% ../../nbs/05b_experiments/08_claims.ipynb #7d0e0019
+KEPT_EVIDENCE = KEPT / 'evidence.json'  # what `cis-book keep` has written
+
+
+class KeptReceipt(Document):
+    "What is kept of the receipt of an experiment."
+
+    params: dict
+    created: str
+    machine: dict
+    evidence: dict[str, list[dict] | str]
+
+
+class KeptReceipts(Document):
+    "The kept parts of receipts by `profile/experiment`."
+
+    receipts: dict[str, KeptReceipt]
+
+
+def kept_receipts(file: Path = None) -> dict:  # profile/experiment -> fields of `KeptReceipt`
+    "The kept parts of receipts; none where there is no file. ValueError for a damaged file."
+    file = Path(file or KEPT_EVIDENCE)
+    if not file.exists():
+        return {}
+    return read_json(file, KeptReceipts, 'write it by `cis-book keep full`')['receipts']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #153a6f20
 def waits_for() -> dict:  # claim -> what
@@ -1117,32 +1142,6 @@ def waiting_notes(verdicts: pd.DataFrame, receipts: dict) -> list:  # of lines
     return when_kept({name: r for name, r in receipts.items() if name in shown})
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #7d0e0002
-KEPT_EVIDENCE = KEPT / 'evidence.json'  # what `cis-book keep` has written
-
-
-class KeptReceipt(Document):
-    "What is kept of the receipt of an experiment."
-
-    params: dict
-    created: str
-    machine: dict
-    evidence: dict[str, list[dict] | str]
-
-
-class KeptReceipts(Document):
-    "The kept parts of receipts by `profile/experiment`."
-
-    receipts: dict[str, KeptReceipt]
-
-
-def kept_receipts(file: Path = None) -> dict:  # profile/experiment -> fields of `KeptReceipt`
-    "The kept parts of receipts; none where there is no file. ValueError for a damaged file."
-    file = Path(file or KEPT_EVIDENCE)
-    if not file.exists():
-        return {}
-    return read_json(file, KeptReceipts, 'write it by `cis-book keep full`')['receipts']
-
-
 def with_shown(receipt: dict) -> dict:  # fields of `KeptReceipt`
     "What is kept of a receipt, its evidence corrected as its page shows it."
     shown, kept = shown_corrections([receipt]), {k: receipt[k] for k in KeptReceipt.model_fields}
