@@ -7,7 +7,7 @@ __all__ = ['UNCONDITIONAL', 'WITHOUT_TOKEN', 'EMPTY_TOKEN', 'TOKEN_VARIANTS', 'T
            'depth_variants', 'block_of', 'run_variants', 'run_depth', 'training_note', 'score_cells', 'against',
            'chance_scores', 'variant_scores', 'gallery_table', 'depth_figure', 'gallery_figure', 'ablation_forest',
            'token_differences', 'token_forest', 'early_and_late', 'depth_evidence', 'is_vit_b16', 'token_evidence',
-           'depth_finding', 'token_finding', 'printed_tokens']
+           'depth_finding', 'accuracy_by_seed', 'token_finding', 'printed_tokens']
 
 # %% ../../nbs/05b_experiments/23_condvit_ablations.ipynb #2087d0e6
 from typing import NamedTuple
@@ -291,10 +291,21 @@ def depth_finding(run: ReferredRun, results: pd.DataFrame, found: dict, distract
     return f'R@1 among {distractors:,} distractors, minus {titles[blocks[0]]}: {"; ".join(said)}. Cat@1: {cat}'
 
 
-def token_finding(run: ReferredRun, found: dict) -> str:
-    "The difference in R@1 of an empty token in the smallest and in the largest gallery."
-    ends = [f'{n:,} distractors {format_difference(found[n])}' for n in dict.fromkeys([run.steps[0], run.steps[-1]])]
-    return f'R@1, {run.titles[EMPTY_TOKEN]} − {run.titles[WITHOUT_TOKEN]}: {"; ".join(ends)}'
+def accuracy_by_seed(results: pd.DataFrame, method: str, distractors: int) -> str:
+    "Cat@1 of a method with each seed, in percent."
+    mine = _scores(results, 'cat_acc')
+    mine = mine[(mine.method == method) & (mine.distractors == distractors)].sort_values('seed')
+    return ', '.join(f'{v:.1f}' for v in mine.value)
+
+
+def token_finding(run: ReferredRun, results: pd.DataFrame, found: dict) -> str:
+    """The difference in R@1 of an empty token in the smallest and in the largest gallery, and Cat@1 by seed in the
+    largest."""
+    last, titles = run.steps[-1], run.titles
+    ends = [f'{n:,} distractors {format_difference(found[n])}' for n in dict.fromkeys([run.steps[0], last])]
+    each = [f'{titles[m]} {accuracy_by_seed(results, m, last)}' for m in (EMPTY_TOKEN, WITHOUT_TOKEN)]
+    said = f'R@1, {titles[EMPTY_TOKEN]} − {titles[WITHOUT_TOKEN]}: {"; ".join(ends)}'
+    return f'{said}. Cat@1 among {last:,} distractors, each seed: {"; ".join(each)}'
 
 
 def printed_tokens() -> pd.DataFrame:

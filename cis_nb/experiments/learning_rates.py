@@ -13,6 +13,7 @@ from .. import api
 from ..core.plotting import color, page
 from ..core.report import progress
 from .entries import kept_score, seeded_config, training_config
+from ..methods.condvit import FILTERED_TASK
 from ..train import train_or_load
 
 # %% ../../nbs/05b_experiments/35_learning_rates.ipynb #9a7e0006
@@ -29,7 +30,8 @@ def rates_of(training: str, factors: list) -> dict:  # factor -> learning rate
 
 def rate_scores(trainings: list, factors: list, seeds: list) -> pd.DataFrame:
     """Every training with every learning rate and seed: training, title, factor, lr, seed, score in percent, and the
-    folder of its run. Errors of `rates_of`, before anything is trained."""
+    folder of its run. Weights that a run keeps for a filtered gallery have rows of their own, with the score that chose
+    them. Errors of `rates_of`, before anything is trained."""
     rates = {training: rates_of(training, factors) for training in trainings}
     asked = [(t, factor, lr, seed) for t in trainings for factor, lr in rates[t].items() for seed in seeds]
     rows = []
@@ -37,9 +39,10 @@ def rate_scores(trainings: list, factors: list, seeds: list) -> pd.DataFrame:
         config = training_config(training)
         run = train_or_load(seeded_config(config.model_copy(update=dict(lr=lr)), seed))
         title = api.method_style(api.get('method', config.method).variant(config)).title
-        rows.append(
-            dict(training=training, title=title, factor=factor, lr=lr, seed=seed, score=kept_score(run), run=run)
-        )
+        kept = {'': run} | ({', filtered': run / FILTERED_TASK} if (run / FILTERED_TASK).is_dir() else {})
+        for mark, folder in kept.items():
+            about = dict(training=training + mark, title=title + mark, factor=factor, lr=lr, seed=seed, run=run)
+            rows.append(about | dict(score=kept_score(folder)))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/05b_experiments/35_learning_rates.ipynb #9a7e0009

@@ -17,16 +17,17 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend',
            'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_floor', 'recall_axis', 'accuracy_axis',
            'gallery_title', 'distractor_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads',
-           'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read', 'referred_finding',
+           'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read', 'tuned_to_even', 'referred_finding',
            'text_alone_note', 'text_lead', 'caption_leads', 'reads_no_condition', 'caption_finding', 'query_categories',
            'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
            'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
            'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
            'example_strips', 'subsets_note', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
            'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits',
-           'tested_galleries', 'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
-           'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines',
-           'slope_interval', 'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
+           'printed_sizes', 'tested_galleries', 'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text',
+           'caption_gain', 'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop',
+           'accuracy_lines', 'slope_interval', 'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes',
+           'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ from ..benchmarks.lrvsf_training import product_pairs
 from ..core.code import code_version
 from ..core.experiment_files import experiment_files, experiments
 from ..core.plotting import color, draw_intervals, page
-from ..core.report import progress
+from ..core.report import KEPT, progress
 from ..core.store import fingerprint, manifest, stored, stored_table
 from ..data.products import LRVSF_CATEGORIES, packed_source
 from ..data.roots import find_data, is_world, need_file
@@ -138,10 +139,11 @@ def base_name(method: str) -> str:
 def filtered_method(entry: Entry):
     "The method of an entry with the weights that its training has kept for a filtered gallery, or as it is."
     folder = Path(entry.run) / FILTERED_TASK if entry.run else None
-    if folder is None or not folder.is_dir() or isinstance(entry.method, CropMethod):
+    if folder is None or not folder.is_dir():
         return entry.method
     plugin = api.get('method', manifest(entry.run)['params']['method'])
-    return plugin.load(folder, str(entry.backbone.device), entry.backbone)
+    kept = plugin.load(folder, str(entry.backbone.device), entry.backbone)
+    return replace(entry.method, method=kept) if isinstance(entry.method, CropMethod) else kept
 
 
 def growing_rankings(
@@ -571,13 +573,14 @@ def _trained_there(profile: str, given: dict) -> str:
 
 
 def longer_runs_note(page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN) -> str:
-    "What the runs of a page in a profile train and rank, as Markdown."
-    lines = []
+    "What the runs of a page in a profile train and rank, and whether the library keeps a result, as Markdown."
+    findings, lines = pd.read_csv(KEPT / 'findings.csv'), []
+    kept = set(findings.experiment[findings.profile == profile])
     for name in sorted(n for n in experiment_files(profile) if n.split('.')[0] == page):
         given = experiments(profile, name=name)[name].params
-
         size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
-        lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}.')
+        without = '' if name in kept else ' No result is kept.'
+        lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}.{without}')
     said = (
         f'Runs of this page in the profile `{profile}`. *Findings of long runs* has the results that the library keeps.'
     )
@@ -911,14 +914,25 @@ def cannot_read(run: ReferredRun, results: pd.DataFrame, distractors: int) -> li
     return [m for m in reading if m in lowest and lowest[m] <= guess]
 
 
+def tuned_to_even(gains: dict) -> list:  # of methods
+    "The tuned late fusion, if its weight is that of the even one: both have one difference and one interval."
+    even, tuned = (gains.get(m, {}) for m in ('image_text', 'image_text_tuned'))
+    same = tuned and all(even.get(k) == tuned[k] for k in ('diff', 'low', 'high'))
+    return ['image_text_tuned'] if same else []
+
+
 def _counts(run: ReferredRun, groups: dict, gains: dict, unread: list, why: str) -> list:  # of sentences
-    "How many rivals and controls are behind, the upper bounds, and the rivals that do not read the condition, and why."
-    beaten, counted = _beaten(gains), {k: [m for m in ms if m not in unread] for k, ms in groups.items()}
+    """How many rivals and controls are behind, the upper bounds, the rivals that do not read the condition, and why,
+    and a tuned late fusion that is the even one."""
+    twice = tuned_to_even(gains)
+    left_out, beaten = {*unread, *twice}, _beaten(gains)
+    counted = {k: [m for m in ms if m not in left_out] for k, ms in groups.items()}
     behind = [f'{len(beaten & {*ms})} of {len(ms)} {k}' for k, ms in counted.items() if ms and k != BOUNDS]
     said = [f'Better than {" and ".join(behind)}'] if behind else []
     bounds = [f'{run.titles[m]}, difference {format_difference(gains[m])}' for m in groups[BOUNDS]]
     said += [f'With annotated boxes, for comparison: {"; ".join(bounds)}'] if bounds else []
-    return said + ([f'{why}: {", ".join(run.titles[m] for m in unread)}'] if unread else [])
+    reasons = {why: unread, 'Not counted, as its weight is the even one': twice}
+    return said + [f'{reason}: {", ".join(run.titles[m] for m in ms)}' for reason, ms in reasons.items() if ms]
 
 
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
@@ -1415,6 +1429,11 @@ def fewest_hits(lines: pd.DataFrame, method: str, of_category: bool = False) -> 
     return int(hit.groupby(mine.seed).sum().min()) if len(mine) else 0
 
 
+def printed_sizes(table: str = 'lrvsf_table2') -> list:  # of gallery titles
+    "The sizes of galleries in a table of the paper, such as +10K."
+    return list(paper_table(table))[3:]
+
+
 def tested_galleries(
     run: ReferredRun,
     distractors: int,
@@ -1422,17 +1441,20 @@ def tested_galleries(
     task: str = 'category',
     of_category: bool = False,  # hits are first images of the category
     table: str = 'lrvsf_table2',  # of the paper
-) -> tuple:  # judged, own, too few
+) -> tuple:  # judged, own, too few, missing
     """Where a claim on `methods` is tested: the numbers of distractors of judged galleries, those of an own comparison,
-    and those with too few hits (number -> hits). One rule for all claims:
+    those with too few hits (number -> hits), and the printed sizes that are missing here. One rule for all claims:
 
     - A claim is judged in each gallery of a size that its `table` in the paper prints, up to `distractors`.
     - There, the best of the methods must have `FEWEST_HITS` hits in each seed. Else the gallery is not judged.
+    - A printed gallery that is not judged is a part of the claim that is not tested.
     - A run without a printed size has an own comparison in the gallery with all `distractors`."""
-    printed = [n for n in run.steps if n <= distractors and gallery_title(n) in list(paper_table(table))[3:]]
+    sizes = printed_sizes(table)
+    printed = [n for n in run.steps if n <= distractors and gallery_title(n) in sizes]
     hits = {n: max(fewest_hits(run.among(n, task), m, of_category) for m in methods) for n in printed}
     few = {n: found for n, found in hits.items() if found < FEWEST_HITS}
-    return [n for n in printed if n not in few], [] if printed else [distractors], few
+    missing = [s for s in sizes if s not in map(gallery_title, printed)]
+    return [n for n in printed if n not in few], [] if printed else [distractors], few, missing
 
 
 def said_among(line: dict, distractors: int) -> dict:
@@ -1451,15 +1473,16 @@ def _as_own_gallery(lines: list) -> list:
 
 def in_galleries(galleries: tuple, lines_of, clause: str = '') -> list:  # of evidence
     """`lines_of` (number of distractors -> lines of evidence) in the `tested_galleries`, as lines of a clause; without
-    `clause`, the lines have their own. The first line names galleries with too few hits. If no printed gallery has
-    enough, the clause is untested."""
-    tested, own, few = galleries
+    `clause`, the lines have their own. A line names the printed galleries that are not judged, and why. If no printed
+    gallery is, the clause is untested."""
+    tested, own, few, missing = galleries
     note = ''.join(f'; too few hits among {n:,} distractors: {hits}' for n, hits in few.items())
+    note += f'; not ranked here: {", ".join(missing)}' if missing else ''
     if few and not tested:
         return [untested(clause + note, clause)] if clause else [said_among(c, min(few)) for c in lines_of(min(few))]
     found = [said_among(c, n) for n in tested for c in lines_of(n)]
     found = of_clause(found, clause) if clause else found
-    found[:1] = [dict(c, what=c['what'] + note) for c in found[:1]]
+    found += [untested(f'{clause or "the same"}, in each gallery of the paper{note}')] if tested and note else []
     return found + _as_own_gallery([said_among(c, n) for n in own for c in lines_of(n)])
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #02637f84
@@ -1493,7 +1516,7 @@ def over_filter(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # o
 def over_text(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
     "L08 and L09: what the reference adds to a caption, an own comparison; none without Text only."
     found, what = text_lead(run, distractors, seed), f'R@1 {under("text")}: CondViT (text) − Text only'
-    return [claim_evidence(found, what, OWN_COMPARISON)] if found else []
+    return [said_among(claim_evidence(found, what, OWN_COMPARISON), distractors)] if found else []
 
 
 def caption_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # of evidence
@@ -1501,7 +1524,7 @@ def caption_gain(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # 
     text, category = CONDVITS['text'], CONDVITS['category']
     found = compare(among_as(run, distractors, CONDVITS), text, category, seed=seed)
     line = claim_evidence(found, f'R@1: {run.titles[text]} − {run.titles[category]}', OWN_COMPARISON)
-    return [line, *over_text(run, distractors, seed)]
+    return [said_among(line, distractors), *over_text(run, distractors, seed)]
 
 
 TRAILS = 'CLIP4Cir trails a CondViT by caption, and is like it'  # L09
@@ -1571,7 +1594,8 @@ def accuracy_lines(run: ReferredRun, distractors: int, seed: int = 0) -> list:  
         return []
     crops = [t for t in tasks if CROP in set(run.among(distractors, t).method)]
     at = {t: tested_galleries(run, distractors, [CONDVITS[t]], t, of_category=True) for t in tasks}
-    found = [c for t in tasks for c in in_galleries(at[t], lambda n: [_above_98(run, t, n, seed)], ABOVE_98)]
+    lines = [c for t in tasks for c in in_galleries(at[t], lambda n: [_above_98(run, t, n, seed)], ABOVE_98)]
+    found = [*{c['what']: c for c in lines}.values()]  # the galleries without a verdict are named once
     if not crops or is_windows(crop_detector_of(run)):
         above = [c for t in crops for n in (at[t][0] or at[t][1]) for c in [said_among(over_crop(run, t, n, seed), n)]]
         return [*found, *above, untested(f'{ABOVE_DETECTION}; {NO_DETECTOR}', ABOVE_DETECTION)]
@@ -1669,7 +1693,7 @@ def size_slopes(run: ReferredRun, areas: pd.Series, distractors: int, seed: int 
     there = {m: run.titles[m] for m in SIZE_CLAUSES if m in ranked}
     galleries = tested_galleries(run, distractors, there)
     found = in_galleries(galleries, lambda n: slope_lines(run.among(n), there, areas, detector, seed))
-    missing = {LATE_FUSION: 'not trained'} if LATE_FUSION not in ranked else {}
+    missing = {LATE_FUSION: 'not trained by category in this run'} if LATE_FUSION not in ranked else {}
     missing |= {CROP: NO_DETECTOR} if CROP not in ranked or is_windows(detector) else {}
     return found + [untested(f'{SIZE_CLAUSES[m]}; {why}', SIZE_CLAUSES[m]) for m, why in missing.items()]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cis_nb.backbones.conditional_vit import ViTShape
+from cis_nb.experiments import referred_search as rs
 from cis_nb.experiments.claims import judge_evidence
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, UNTESTED, within, within_share
 from cis_nb.experiments.comparison import TOO_FEW, by_own_p, queries_needed, verdict
@@ -62,6 +63,14 @@ def scores(ranks: dict, seeds=(0, 1)) -> pd.DataFrame:
 
 GOOD, BAD = np.ones(30, int), np.full(30, 3)
 PRINTED = (0, 10_000)  # distractors of galleries that the paper prints
+
+
+@pytest.fixture(autouse=True)
+def sizes_up_to_10k(monkeypatch):
+    "The runs of these tests have no larger gallery, and so miss none."
+    every = rs.printed_sizes
+    monkeypatch.setattr(rs, 'printed_sizes', lambda *table: [s for s in every(*table) if s in ('+0', '+10K')])
+    return every
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,8 @@ def test_a_token_is_judged_in_the_galleries_that_the_paper_prints():
     found = run({WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: GOOD}, TOKEN_VARIANTS, steps=(0, 5, 9, 10_000))
     evidence = token_evidence(found, 0.25)['L12']
     assert len(evidence) == 5 and evidence[-1]['role'] == UNTESTED
-    assert token_finding(found, token_differences(found)).count('distractors') == 2
+    said = token_finding(found, scores(TOKEN_VARIANTS).assign(distractors=10_000), token_differences(found))
+    assert said.count('distractors') == 3 and said.endswith(' 90.0, 80.0')
     assert set(printed_tokens()['gallery token']) == {'none', 'learned empty token'}
 
 
@@ -191,10 +201,13 @@ def test_a_token_is_judged_in_the_galleries_that_the_paper_prints():
         (VIT_B16, 100_000, GOOD, 'undecided'),
     ],
 )
-def test_a_loss_by_the_token_is_judged_of_a_large_tower_in_a_large_gallery(model, largest, rank, said):
+def test_a_loss_by_the_token_is_judged_of_a_large_tower_in_a_large_gallery(
+    model, largest, rank, said, monkeypatch, sizes_up_to_10k
+):
+    monkeypatch.setattr(rs, 'printed_sizes', sizes_up_to_10k)
     ranks = {WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: rank}
-    outcome = judge_evidence(
-        token_evidence(run(ranks, TOKEN_VARIANTS, steps=(0, largest), model=model), limit=1.01)['L12']
-    )
+    steps = (0, 10_000, largest, *((1_000_000, 2_000_000) if largest >= 100_000 else ()))
+    found = run(ranks, TOKEN_VARIANTS, steps=steps, model=model)
+    outcome = judge_evidence(token_evidence(found, limit=1.01)['L12'])
     fits = model is VIT_B16 and largest >= 100_000
     assert outcome.verdict == said and ('not tested: a ViT-B/16 loses' in outcome.effect) == (not fits)

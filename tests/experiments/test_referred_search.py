@@ -15,6 +15,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.benchmarks.lrvsf_search import draw_bootstrap
 from cis_nb.core.experiment_files import experiments
 from cis_nb.core.store import project_root
+from cis_nb.experiments import referred_search as rs
 from cis_nb.experiments.claims import CERTAIN, NOT_HERE, joined_evidence, judge_evidence, kept_receipts
 from cis_nb.experiments.combiner_ablations import OWN_COMPARISON, TOO_LOW, UNTESTED
 from cis_nb.experiments.comparison import UNTRAINED, by_own_p, verdict
@@ -81,6 +82,14 @@ def world():
 @pytest.fixture(scope='module')
 def model():
     return load_backbone('tiny_xs', device='cpu')
+
+
+@pytest.fixture(autouse=True)
+def sizes_up_to_10k(monkeypatch):
+    "The runs of these tests have no larger gallery, and so miss none."
+    every = rs.printed_sizes
+    monkeypatch.setattr(rs, 'printed_sizes', lambda *table: [s for s in every(*table) if s in ('+0', '+10K')])
+    return every
 
 
 def condvit(model, **options):
@@ -255,12 +264,24 @@ def test_a_rival_that_cannot_read_the_category_is_named_and_not_counted(world):
     rows = [dict(metric='recall', method=m, value=v) for m, v in recalls.items()]
     rows += [dict(metric='cat_acc', method='lincir', value=12.0, ci_low=low) for low in (1.0, 2.0)]
     results = pd.DataFrame(rows).assign(task='category', distractors=20, k=1)
-    gains = dict.fromkeys(['lincir', 'vit_products'], dict(low=1.0, high=2.0, diff=1.5, seed_intervals=[]))
+    gains = {
+        m: dict(low=1.0, high=h, diff=1.5, seed_intervals=[]) for m, h in dict(lincir=2.0, vit_products=3.0).items()
+    }
     run.titles |= dict(vit_products='ViT')
     assert cannot_read(run, results, 20) == ['lincir']
     said = referred_finding(run, results, gains, CONDVITS['category'], 20)
     assert '. Better than 1 of 1 rivals. Cannot read the category: lincir. Not compared: ' in said
     read = results.assign(ci_low=99.0)
+    run.titles |= dict(image_text='Even', image_text_tuned='Tuned')
+    names = ('image_text', 'image_text_tuned')
+    alike = referred_finding(
+        run,
+        read.replace({'lincir': names[0], 'vit_products': names[1]}),
+        dict.fromkeys(names, gains['lincir']),
+        CONDVITS['category'],
+        20,
+    )
+    assert '. Better than 1 of 1 rivals. Not counted, as its weight is the even one: Tuned. Not compared: ' in alike
     assert cannot_read(run, read, 20) == [] and '. Better than 2 of 2 rivals. Not' in referred_finding(
         run, read, gains, CONDVITS['category'], 20
     )
@@ -299,18 +320,20 @@ def test_evidence_says_by_how_much_condvit_leads():
     assert found['diff'] == -100 and referred_evidence(lines({'condvit_category': good}), 5) == {}
 
 
-def test_every_printed_gallery_with_enough_hits_is_judged():
+def test_every_printed_gallery_with_enough_hits_is_judged(monkeypatch, sizes_up_to_10k):
+    monkeypatch.setattr(rs, 'printed_sizes', sizes_up_to_10k)
     good, bad = np.ones(30, int), np.full(30, 4)
     large, small = ([1] * hits + [3] * (30 - hits) for hits in (25, 24))
     galleries = {5000: (good, bad), PRINTED: (good, bad), 20_000: (good, bad), 100_000: (large, bad)}
     parts = {n: lines(dict(zip(NAMES, ranks)), n) for n, ranks in galleries.items()}
     run = replace(parts[PRINTED], per_query=pd.concat([part.per_query for part in parts.values()]))
-    found = over_filter(run, 100_000)
+    *found, rest = over_filter(run, 100_000)
     assert [c['what'].rsplit(', ', 1)[1] for c in found] == ['10,000 distractors', '100,000 distractors']
-    assert judge_evidence(found).verdict == 'reproduced'
+    assert judge_evidence(found).verdict == 'reproduced' and judge_evidence([*found, rest]).verdict == 'undecided'
+    assert rest['role'] == UNTESTED and rest['what'].endswith('; not ranked here: +1M, +2M')
     rare = lines(dict(zip(NAMES, (small, bad))), 100_000).per_query
-    (judged,) = over_filter(replace(run, per_query=pd.concat([parts[PRINTED].per_query, rare])), 100_000)
-    assert 'role' not in judged and judged['what'].endswith('; too few hits among 100,000 distractors: 24')
+    judged, rest = over_filter(replace(run, per_query=pd.concat([parts[PRINTED].per_query, rare])), 100_000)
+    assert 'role' not in judged and '; too few hits among 100,000 distractors: 24; ' in rest['what']
     (few,) = over_filter(replace(run, per_query=rare), 100_000)
     assert few['role'] == UNTESTED and judge_evidence([few]).verdict == NOT_HERE
     worse = replace(run, per_query=lines(dict(zip(NAMES, (bad, good))), PRINTED).per_query)
@@ -485,7 +508,9 @@ def test_a_clause_on_size_is_not_untested_where_another_page_tests_it():
     two = replace(run, per_query=run.per_query[run.per_query.method != 'clip4cir_products_category'])
     rare = replace(run, per_query=run.per_query.assign(rank=3))
     pages = [dict(evidence=dict(L14=size_slopes(r, areas, PRINTED))) for r in (two, rare, run)]
-    assert 'CLIP4Cir degrades faster; not trained' in [c['what'] for c in pages[0]['evidence']['L14']]
+    assert 'CLIP4Cir degrades faster; not trained by category in this run' in [
+        c['what'] for c in pages[0]['evidence']['L14']
+    ]
     left = [c['what'] for c in joined_evidence(dict(enumerate(pages)))['L14'] if c.get('role') == UNTESTED]
     assert set(left) == {'detection degrades like CondViT; no open-vocabulary detector'}
     alone = [c['what'] for c in joined_evidence(dict(enumerate(pages[:2])))['L14'] if c.get('role') == UNTESTED]
@@ -554,7 +579,7 @@ def test_the_lead_over_the_text_alone_is_an_own_comparison():
     run = both_tasks({text: 0.5, alone: 0.8, ('category', 'condvit_category'): 0.5, ('text', 'clip4cir_products'): 0.4})
     found = referred_evidence(run, PRINTED)
     for claim in ('L08', 'L09'):
-        (line,) = [c for c in found[claim] if c['what'] == 'R@1 under a caption: CondViT (text) − Text only']
+        (line,) = [c for c in found[claim] if c['what'].startswith('R@1 under a caption: CondViT (text) − Text only, ')]
         assert line['role'] == OWN_COMPARISON and -40 < line['diff'] < -20
     assert over_text(both_tasks({text: 0.5}), PRINTED) == []
 
