@@ -8,10 +8,10 @@ __all__ = ['TEXT', 'CATEGORY', 'NONE', 'NOUN', 'TEXT_ALL', 'NOUN_ALL', 'START_TE
            'OWN_TEXT', 'transfer_variants', 'products_left_out', 'start_fusions', 'transfer_entries', 'read_before',
            'start_note', 'named_product', 'noun_task', 'same_subtype', 'transfer_benchmark', 'query_groups',
            'run_transfer', 'group_lines', 'mean_over_seeds', 'mean_recall', 'group_chance', 'word_group_table',
-           'group_differences', 'group_forest', 'transfer_finding', 'held_out_queries', 'recoloured',
-           'drawn_references', 'colour_requests', 'most_visible', 'absent_requests', 'probe', 'probe_table',
-           'probe_figure', 'probe_leads', 'probe_finding', 'probe_evidence', 'request_rows', 'worst_rows',
-           'encode_under', 'own_text_lines', 'blank_like', 'own_text_table', 'own_text_evidence']
+           'group_differences', 'group_forest', 'transfer_finding', 'transfer_extent', 'over_subtype',
+           'held_out_queries', 'recoloured', 'drawn_references', 'colour_requests', 'most_visible', 'absent_requests',
+           'probe', 'probe_table', 'probe_figure', 'probe_leads', 'probe_finding', 'probe_evidence', 'request_rows',
+           'worst_rows', 'encode_under', 'own_text_lines', 'blank_like', 'own_text_table', 'own_text_evidence']
 
 # %% ../../nbs/05b_experiments/24_condition_transfer.ipynb #051bea51
 import json
@@ -36,6 +36,7 @@ from cis_nb.experiments.comparison import (
     by_question,
     by_verdict,
     compare,
+    contrast,
     forest_rows,
     levels,
     verdict,
@@ -278,6 +279,24 @@ def transfer_finding(found: dict, titles: dict, numbers: bool = True) -> str:
         return f'R@{k} of {titles[own]} minus others: {by_verdict(of, numbers)}'
     said = [f'minus {title} {brief_difference(c)}' for title, c in of.items()]
     return f'R@{k} of {titles[own]} {", ".join(said)}'
+
+
+def transfer_extent(found: dict) -> str:
+    """How far a training by nouns transfers to held-out ones, from `group_differences`. *In part*: it is ahead of no
+    condition, and not of the category or behind a training with these nouns."""
+    said = {r: verdict(found[r, HELD_OUT]) for r in (NONE, CATEGORY, NOUN_ALL)}
+    if said[NONE] != 'better':
+        return 'No transfer to held-out nouns is shown'
+    whole = said[CATEGORY] == 'better' and said[NOUN_ALL] != 'worse'
+    return f'Transfer to held-out nouns: {"in full" if whole else "in part"}'
+
+
+def over_subtype(lines: pd.DataFrame, among: pd.Series, k: int, seed: int = 0) -> dict:  # a comparison
+    """R@`k` of the training by nouns on held-out ones minus that of a perfect use of the noun without the image: a
+    random order of the `among` images (query_id -> number) of the sub-type."""
+    mine = lines[(lines.task == HELD_OUT) & (lines.method == NOUN)]
+    chance = (100 * k / mine.query_id.map(among)).clip(upper=100)
+    return contrast(mine.assign(over=100.0 * (mine['rank'] <= k) - chance), {NOUN: 1}, of='over', seed=seed)
 
 
 def held_out_queries(found: dict) -> int:
