@@ -7,23 +7,24 @@ __all__ = ['PAPERS', 'ORDER_IN_COMPARISON', 'TESTED_BY', 'PUBLISHED_RUN', 'PUBLI
            'KEPT_EVIDENCE', 'TESTED', 'TESTING_PAGES', 'IN_FULL', 'NOT_HERE', 'NOT_TESTED', 'WAITS', 'LINE_BEGINS',
            'CONSTRUCTED', 'CERTAIN', 'GENERAL', 'LATE_FUSIONS', 'VERDICT_FILLS', 'JUDGED_HERE', 'DECIDED',
            'WITH_DARK_INK', 'HATCH', 'LINE_BREAK', 'BOLD', 'FOLD', 'BADGE', 'CLAUSES', 'ROLES', 'ONE_AND_SEVERAL',
-           'IN_TABLE_ONLY', 'KEPT_FOR', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim', 'KeptReceipt',
-           'KeptReceipts', 'kept_receipts', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome', 'NotTestable',
-           'all_hold', 'rounded_up', 'role_of', 'line_in_words', 'effect', 'naming_runs', 'unless_refuted', 'with_role',
-           'corrected_lines', 'judge_evidence', 'sum_beats_parts', 'sum_beats_parts_on_three', 'type_hurts', 'there',
-           'own_recipe', 'by_sentence', 'mined_leads_on_cirr', 'solutions_win', 'sampling_deviation', 'deviation_line',
-           'spread', 'has_released_templates', 'on_templates', 'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve',
-           'swapped', 'valid_after_swap', 'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread',
-           'condition_weights', 'tests', 'judge_one', 'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt',
-           'JudgedRun', 'tested_on', 'joined_evidence', 'without_covered', 'evidence_sources', 'templates_folder',
-           'judge_book', 'verdict_counts', 'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding',
-           'bar_parts', 'verdict_bars', 'comparison_lines', 'judged_in_words', 'clause_count', 'folded_lines',
-           'folded_own', 'badge_style', 'with_markup', 'kept_lines', 'kept_runs', 'runs_by_verdict', 'all_lines',
-           'tested_claims', 'judged_lines', 'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept',
-           'claims_by_paper', 'certain_claims', 'judged_comparisons', 'claims_forest', 'other_units_note',
-           'kept_outcomes', 'beside_reason', 'testing_experiments', 'claims_tested_elsewhere', 'kept_own',
-           'waiting_claims', 'waiting_notes', 'with_shown', 'kept_claims_alone', 'keep_receipts', 'kept_verdicts',
-           'counted_verdicts', 'counted_for_bars', 'kept_sentence', 'kept_claims']
+           'IN_TABLE_ONLY', 'KEPT_JUDGES', 'KEPT_FOR', 'KEPT_COUNT', 'KEPT_INSTEAD', 'claims', 'by_claim',
+           'KeptReceipt', 'KeptReceipts', 'kept_receipts', 'waits_for', 'tests_in', 'verdict_without_test', 'Outcome',
+           'NotTestable', 'all_hold', 'rounded_up', 'role_of', 'line_in_words', 'effect', 'naming_runs',
+           'unless_refuted', 'with_role', 'corrected_lines', 'judge_evidence', 'sum_beats_parts',
+           'sum_beats_parts_on_three', 'type_hurts', 'there', 'own_recipe', 'by_sentence', 'mined_leads_on_cirr',
+           'solutions_win', 'sampling_deviation', 'deviation_line', 'spread', 'has_released_templates', 'on_templates',
+           'sizes', 'overlap_ranks', 'closest', 'sets_do_not_solve', 'swapped', 'valid_after_swap',
+           'focus_is_symmetric', 'noise_lengths', 'bootstrap_spread', 'condition_weights', 'tests', 'judge_one',
+           'waiting_outcome', 'why_not_tested', 'judge', 'sibling_receipt', 'JudgedRun', 'tested_on', 'joined_evidence',
+           'without_covered', 'evidence_sources', 'templates_folder', 'judge_book', 'verdict_counts',
+           'own_comparisons_of_untested', 'counts_in_words', 'verdict_finding', 'bar_parts', 'verdict_bars',
+           'comparison_lines', 'judged_in_words', 'clause_count', 'folded_lines', 'folded_own', 'badge_style',
+           'with_markup', 'kept_lines', 'kept_runs', 'runs_by_verdict', 'all_lines', 'tested_claims', 'judged_lines',
+           'kept_beside', 'judged_otherwise', 'correction_note', 'when_kept', 'claims_by_paper', 'certain_claims',
+           'judged_comparisons', 'claims_forest', 'other_units_note', 'kept_outcomes', 'beside_reason',
+           'testing_experiments', 'claims_tested_elsewhere', 'kept_own', 'waiting_claims', 'waiting_notes',
+           'with_shown', 'kept_claims_alone', 'keep_receipts', 'kept_verdicts', 'counted_verdicts', 'counted_for_bars',
+           'kept_sentence', 'kept_claims']
 
 # %% ../../nbs/05b_experiments/08_claims.ipynb #ea26afbb
 import json
@@ -800,7 +801,7 @@ def verdict_finding(verdicts: pd.DataFrame, kept: pd.DataFrame = None) -> str:
     "The number of claims with each verdict, in one line; those of `kept_verdicts` (`kept`) are counted apart."
     n, by_kept, left = verdict_counts(verdicts).sum(), '', verdicts
     if kept is not None and len(kept):
-        by_kept = f'; kept runs judge {len(kept)} more: {counts_in_words(kept, DECIDED)}'
+        by_kept = f'; kept runs judge {len(kept)} others: {counts_in_words(kept, DECIDED)}'
         left = verdicts[~verdicts.id.isin(kept.id)]
     own, against = own_comparisons_of_untested(verdicts)
     beside = (
@@ -1104,14 +1105,22 @@ def testing_experiments(claim: str, verdict: str) -> str:
     return ', '.join(by_claim(TESTED_BY)[claim] if verdict == NOT_HERE else in_full)
 
 
+KEPT_JUDGES = 'judged by a kept run'  # how a claim counts that only such a run judges
+
+
 def claims_tested_elsewhere(verdicts: pd.DataFrame, receipts: dict = None) -> pd.DataFrame:
-    """The claims that this run cannot test, with the reason, what kept `receipts` say, and the experiment that tests
-    them; with marks of folds."""
+    """The claims that this run cannot test, how they are counted, the reason, what kept `receipts` say, and the
+    experiment that tests them; with marks of folds."""
     t = verdicts[verdicts.verdict.isin(NOT_TESTED)]
     kept = {r.id: r for r in kept_outcomes(verdicts, receipts or {}).itertuples()}
-    t = t.assign(effect=[beside_reason(r, kept.get(r.id)) for r in t.itertuples()])
-    rows = t.assign(by=[*map(testing_experiments, t.id, t.verdict)])[['id', 'claim', 'printed', 'effect', 'by']]
-    return rows.rename(columns=dict(printed='in the paper', effect='why not', by='tested by'))
+    by_kept = [i in kept and kept[i].verdict in DECIDED for i in t.id]
+    t = t.assign(
+        counted=[KEPT_JUDGES if judged else v for judged, v in zip(by_kept, t.verdict)],
+        effect=[beside_reason(r, kept.get(r.id)) for r in t.itertuples()],
+        by=[*map(testing_experiments, t.id, t.verdict)],
+    )
+    rows = t[['id', 'claim', 'printed', 'counted', 'effect', 'by']]
+    return rows.rename(columns=dict(printed='in the paper', counted='counted as', effect='why not', by='tested by'))
 
 
 def kept_own(receipts: dict) -> dict:  # claim -> lines
