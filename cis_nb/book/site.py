@@ -335,13 +335,13 @@ def run_files(e) -> list:  # [(text of its link, file)]
 
 
 def used_modules(nb: dict, docs: dict, up: str = '') -> list:  # [(name, address of its page)]
-    """The modules of experiments whose functions a notebook imports, those of most functions first; `docs`: page of a
-    module. A module without a page is left out."""
+    """The three modules of experiments of which a notebook imports most functions; `docs`: page of a module. A module
+    without a page is left out."""
     source, names = '\n'.join(c['source'] for c in code_cells(nb)), {}
     for module, imported in re.findall(r'^from (cis_nb\.experiments\.\w+) import (\([^)]*\)|.*)', source, re.M):
         names.setdefault(module, set()).update(re.findall(r'\w+', imported))
-    order = sorted(names, key=lambda module: -len(names[module]))
-    return [(m.removeprefix('cis_nb.'), f'{up}{docs[m]}.html') for m in order if m in docs]
+    most = sorted((m for m in names if m in docs), key=lambda module: -len(names[module]))[:3]
+    return [(m.removeprefix('cis_nb.'), f'{up}{docs[m]}.html') for m in most]
 
 
 def read_headline(e) -> str:
