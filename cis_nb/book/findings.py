@@ -10,6 +10,7 @@ __all__ = ['FINDINGS', 'FIGURES', 'TABLES', 'COLUMNS', 'WITH_FINDINGS', 'MORE_FI
 # %% ../../nbs/10_book/07_findings.ipynb #fnd00002
 import base64
 import re
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -74,10 +75,18 @@ def page_tables(nb: dict, mark: str) -> str:
 
 
 def read_findings(file: Path = None) -> pd.DataFrame:  # COLUMNS
-    "The kept findings; none where there is no file. ValueError for a damaged one."
-    file, remedy = Path(file or FINDINGS), 'delete it and write it anew by `cis-book keep full`'
+    """The kept findings; none where there is no file. ValueError for a damaged one. A process reads a file once, unless
+    it was written since."""
+    file = Path(file or FINDINGS)
     if not file.exists():
         return pd.DataFrame(columns=COLUMNS)
+    return _read_findings(file, file.stat().st_size, file.stat().st_mtime_ns).copy()
+
+
+@lru_cache(maxsize=4)
+def _read_findings(file: Path, size: int, mtime: int) -> pd.DataFrame:
+    "The same, for a file as it is now."
+    remedy = 'delete it and write it anew by `cis-book keep full`'
     found = pd.DataFrame(parse_csv(read_bytes(file), COLUMNS, file, remedy))
     if list(found) != COLUMNS:
         raise ValueError(f'{file}: needed are the columns {", ".join(COLUMNS)}; {remedy}')
