@@ -6,28 +6,28 @@
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 'WORDS_OF_CATEGORY', 'CONDVIT_FILES',
            'CHOSEN_PROMPT_TITLE', 'FILTER_NOTE', 'RIVAL_NOTES', 'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT',
            'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'DASHES', 'FAR_ABOVE', 'ANNOTATED', 'BOUNDS',
-           'READS_CONDITION', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_HITS', 'OVER_FILTER',
-           'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES', 'LATE_FUSION', 'OWN_COMBINER',
-           'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun', 'drawn_once',
-           'rank_referred', 'subsets_of', 'category_captions', 'category_memory', 'with_categories', 'content_words',
-           'category_words', 'CategoryWords', 'run_referred', 'held_out_tasks', 'held_out_by_condition', 'late_fusions',
-           'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts', 'cropped_entries', 'combiners_at_start',
-           'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note',
-           'training_budgets', 'last_step_note', 'budget_note', 'table_sizes', 'query_targets', 'gallery_among',
-           'category_chance', 'chance_within', 'format_chance', 'step_table', 'line_style', 'method_legend',
-           'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_floor', 'recall_axis', 'accuracy_axis',
-           'gallery_title', 'distractor_axis', 'method_curves', 'distractor_figure', 'below_chance_note', 'leads',
-           'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read', 'tuned_to_even', 'referred_finding',
-           'text_alone_note', 'text_lead', 'caption_leads', 'reads_no_condition', 'caption_finding', 'query_categories',
-           'category_table', 'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note',
-           'main_methods', 'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table',
-           'area_figure', 'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips',
-           'example_strips', 'subsets_note', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table',
-           'crop_methods', 'among_as', 'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits',
-           'printed_sizes', 'tested_galleries', 'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text',
-           'caption_gain', 'late_fusion', 'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop',
-           'accuracy_lines', 'slope_interval', 'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes',
-           'referred_evidence']
+           'READS_CONDITION', 'NO_READER', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_HITS',
+           'OVER_FILTER', 'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES', 'LATE_FUSION',
+           'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun',
+           'drawn_once', 'rank_referred', 'subsets_of', 'category_captions', 'category_memory', 'with_categories',
+           'content_words', 'category_words', 'CategoryWords', 'run_referred', 'held_out_tasks',
+           'held_out_by_condition', 'late_fusions', 'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts',
+           'cropped_entries', 'combiners_at_start', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals',
+           'rival_notes', 'longer_runs_note', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes',
+           'query_targets', 'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table',
+           'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_floor',
+           'recall_axis', 'accuracy_axis', 'gallery_title', 'distractor_axis', 'method_curves', 'distractor_figure',
+           'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read',
+           'tuned_to_even', 'referred_finding', 'text_alone_note', 'text_lead', 'caption_leads', 'reads_no_condition',
+           'caption_finding', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
+           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
+           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
+           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'paper_table',
+           'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
+           'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits', 'printed_sizes', 'tested_galleries',
+           'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain', 'late_fusion',
+           'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval',
+           'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
 from dataclasses import dataclass, replace
@@ -954,6 +954,12 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     return '. '.join(said + ([f'Not compared: {lacking}'] if lacking else []))
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f5cb3da1
+NO_READER = (
+    ' No model that reads captions with the image is trained in this run; the run `lrvsf.text` in the profile `full`'
+    ' trains them, and *Findings of long runs* has its result.'
+)
+
+
 def text_alone_note(run: ReferredRun, results: pd.DataFrame, distractors: int) -> str:
     "R@1 of the text alone under a caption, beside that of the conditional models; empty without them."
     mine = results[(results.metric == 'recall') & (results.k == 1) & (results.distractors == distractors)]
@@ -963,7 +969,7 @@ def text_alone_note(run: ReferredRun, results: pd.DataFrame, distractors: int) -
         return ''
     parts = [f'{run.titles[m]} {under(task)} {mean[task, m]:.1f} %' for task, m in ours]
     alone = f'{run.titles[TEXT_ALONE]} {under("text")} {mean["text", TEXT_ALONE]:.1f} %'
-    missing = '' if ours[-1][0] == 'text' else ' No model that reads captions with the image is trained in this run.'
+    missing = '' if ours[-1][0] == 'text' else NO_READER
     return f'R@1 among {distractors:,} distractors: {alone}, without the reference; {", ".join(parts)}.{missing}'
 
 
