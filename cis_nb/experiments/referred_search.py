@@ -499,7 +499,9 @@ RIVAL_NOTES = dict(
     ' reads words of the same captions instead.',
     crop='A *crop* is what a ViT sees at the box that a detector finds for the condition. At the *true box*, which is'
     ' an annotation, it is an upper bound of detectors. It is no upper bound of the search: the ViT was trained on'
-    ' whole references and never on crops.',
+    ' whole references and never on crops. The detector of the drawn world has learned from boxes of validation'
+    ' products. A crop that is also filtered by category has both these boxes and the category of every gallery image;'
+    ' CondViT has neither.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
     prompt='A pseudo-word’s *chosen prompt* is the one of several that is best on validation products, for each'
     f' condition. For a category, its query is the mean over the prompt with each of {WORDS_OF_CATEGORY} words. These'
