@@ -7,38 +7,39 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'PRINTED', 'CIRR_PARTS', 'HEADINGS', 'UNCERTAINTY', 'AWAY_WEIGHTS', 'NEGATIVE_SEARCHES', 'NEGATIVE_TITLES',
            'NEGATIVE_PAIRS', 'LESS_IS_BETTER', 'MASK_TITLES', 'MASK_PAIRS', 'MASK_GREY', 'TRADE', 'PUBLISHED_STAGE_TWO',
            'OF_SYNTHETIC', 'GUIDANCE_ACTS', 'PUBLISHED_WEIGHTS', 'WEIGHT_NAMES', 'WEIGHTS_OF', 'MOVED', 'ACTS',
-           'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS', 'CLAIMED_WORDS', 'COMPOSITION_ORDER', 'compodiff_entries',
-           'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser', 'with_rerankers',
-           'tuning_benchmarks', 'validation_among', 'tuned_on', 'EncodedQueries', 'keep_states', 'encoded_in_turn',
-           'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler', 'samplers_of',
-           'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark', 'evenly_by_image',
-           'all_benchmarks', 'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun', 'registered_name',
-           'choosing_numbers', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals', 'diffusion_leads',
-           'leads_table', 'leads_forest', 'mix_in_words', 'checkpoint_measure', 'chosen_checkpoint', 'checkpoints_note',
-           'triplets_read', 'seeds_of_trainings', 'diffusion_trainings', 'first_stage_rate', 'refused_tasks',
-           'share_note', 'rerank_note', 'ranks_of_rows', 'starts_note', 'start_shares_note', 'text_share',
-           'steps_in_words', 'sampler_words', 'sampler_note', 'set_on_note', 'chosen_by', 'samplers_table', 'ends_note',
-           'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime', 'one_ranking', 'chance_score',
-           'gallery_words', 'chance_row', 'beside_printed', 'joined_cutoffs', 'over_seeds_by_metric', 'count_queries',
-           'recall_of_draws', 'composition_table', 'spread_over_draws', 'pseudo_word_of', 'beside_rows',
-           'LabelledImages', 'labelled_images', 'negative_queries', 'shows', 'first_of', 'EditedSum', 'edited_sum',
-           'edited_sums', 'choosing_images', 'subtraction_note', 'edited_sums_note', 'search_lines', 'negative_search',
-           'search_effect', 'search_effects', 'effects_note', 'effect_leads', 'searches_table', 'effect_leads_table',
-           'effect_forest', 'mask_queries', 'kept_share', 'box_masks', 'mask_search', 'place_pairs', 'place_search',
-           'masked_image', 'search_row', 'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes',
-           'edit_holds', 'looks_of', 'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values',
-           'guidance_figure', 'best_point', 'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table',
-           'GuidanceRun', 'shared_tasks', 'ranked_note', 'run_guidance', 'rank_beside', 'typical_note',
-           'beside_differences', 'beside_table', 'beside_words', 'weight_rows', 'some_points', 'changing_query',
-           'recipe_departures', 'of_compodiff', 'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence',
-           'guidance_evidence', 'points_note', 'grid_ends_note', 'grid_results', 'guidance_finding', 'claimed_scores',
-           'inactive_weights', 'negative_words', 'mask_words', 'place_words', 'tuned_words', 'strongest_pairs',
-           'strongest_note', 'by_task_note', 'strongest_forest', 'ends_words', 'against_baselines', 'cirr_rivals',
+           'PUBLISHED_MIX', 'ZERO_SHOT_ROWS', 'STAND_INS', 'PUBLISHED_RIVALS', 'CLAIMED_WORDS', 'COMPOSITION_ORDER',
+           'compodiff_entries', 'zero_shot_entries', 'Sampler', 'sampler_of', 'with_sampler', 'untrained_denoiser',
+           'with_rerankers', 'tuning_benchmarks', 'validation_among', 'tuned_on', 'EncodedQueries', 'keep_states',
+           'encoded_in_turn', 'ChosenSampler', 'sampler_scores', 'cached_sampler_scores', 'choose_sampler',
+           'samplers_of', 'choosing_tasks', 'same_training', 'in_sentences', 'choosing_queries', 'one_benchmark',
+           'evenly_by_image', 'all_benchmarks', 'rivals_at_start', 'with_controls_and_rerankers', 'SampledRun',
+           'registered_name', 'choosing_numbers', 'benchmark_samplers', 'rank_sampled', 'run_benchmarks', 'own_rivals',
+           'diffusion_leads', 'leads_table', 'leads_forest', 'mix_in_words', 'checkpoint_measure', 'chosen_checkpoint',
+           'checkpoints_note', 'triplets_read', 'seeds_of_trainings', 'diffusion_trainings', 'first_stage_rate',
+           'refused_tasks', 'share_note', 'rerank_note', 'ranks_of_rows', 'starts_note', 'start_shares_note',
+           'text_share', 'steps_in_words', 'sampler_words', 'sampler_note', 'set_on_note', 'chosen_by',
+           'samplers_table', 'ends_note', 'PrintedTable', 'printed_columns', 'own_name', 'row_label', 'regime',
+           'one_ranking', 'chance_score', 'gallery_words', 'chance_row', 'beside_printed', 'joined_cutoffs',
+           'over_seeds_by_metric', 'count_queries', 'recall_of_draws', 'composition_table', 'spread_over_draws',
+           'pseudo_word_of', 'beside_rows', 'LabelledImages', 'labelled_images', 'negative_queries', 'shows',
+           'first_of', 'EditedSum', 'edited_sum', 'edited_sums', 'choosing_images', 'subtraction_note',
+           'edited_sums_note', 'search_lines', 'negative_search', 'search_effect', 'search_effects', 'effects_note',
+           'effect_leads', 'searches_table', 'effect_leads_table', 'effect_forest', 'mask_queries', 'kept_share',
+           'chance_shares', 'box_masks', 'mask_search', 'place_pairs', 'place_search', 'masked_image', 'search_row',
+           'most_changed', 'negative_rows', 'mask_rows', 'CirrScene', 'cirr_scenes', 'edit_holds', 'looks_of',
+           'scene_scores', 'guided_rankings', 'guidance_grid', 'grid_values', 'guidance_figure', 'best_point',
+           'at_point', 'along', 'trade_figure', 'trade_differences', 'trade_table', 'GuidanceRun', 'shared_tasks',
+           'ranked_note', 'run_guidance', 'rank_beside', 'typical_note', 'beside_differences', 'beside_table',
+           'beside_words', 'weight_rows', 'some_points', 'changing_query', 'recipe_departures', 'of_compodiff',
+           'judged_recipe', 'extreme_losses', 'point_difference', 'peak_evidence', 'guidance_evidence', 'points_note',
+           'grid_ends_note', 'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words',
+           'mask_words', 'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'by_task_note',
+           'strongest_forest', 'ends_words', 'recipe_words', 'recipe_note', 'against_baselines', 'cirr_rivals',
            'cirr_groups', 'trained_on_words', 'apart_words', 'cirr_steps', 'cirr_words', 'cirr_forest', 'act_words',
            'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
            'pair_line', 'with_claimed_prompt', 'by_prompt', 'prompted_title', 'printed_recalls', 'zero_shot_evidence',
            'claimed_metric', 'asked_tasks', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'compodiff_evidence']
+           'gallery_evidence', 'naming_recipe', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -1295,6 +1296,13 @@ def kept_share(images: LabelledImages, top: list, outside) -> list:  # Q lists o
     return [[images.shown[row[i], [column[t] for t in o]].mean() for i in best] for best, o in zip(top, outside)]
 
 
+def chance_shares(images: LabelledImages, forbidden, outside) -> dict:  # score -> percent
+    "How often any image shows what a search is scored by: the forbidden object, and the objects outside the mask."
+    rate = dict(zip(images.things, 100 * images.shown.mean(0)))
+    kept = [np.mean([rate[t] for t in some]) for some in outside]
+    return dict(forbidden=float(np.mean([rate[t] for t in forbidden])), kept=float(np.mean(kept)))
+
+
 def box_masks(masks) -> torch.Tensor:  # (Q,M,M) bool -> (Q,M,M) bool
     "The box around each mask, which does not show the outline of what is masked."
     rows, columns = masks.any(2), masks.any(1)
@@ -1867,20 +1875,20 @@ def grid_results(grid: pd.DataFrame, ks: list, backbone: str, seed: int = 0) -> 
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #feff479e
 def guidance_finding(grid: pd.DataFrame, at: tuple, k: int, seed: int = 0) -> str:
-    "Where recall is highest, what each weight moves, and whether the ends of a weight hurt."
+    "What each weight moves, whether its ends hurt, and recall at the weights of the training and at the best point."
     trade, losses = trade_differences(grid, at, seed), extreme_losses(grid, at, k, seed).values()
-    w_image, w_text, best = best_point(grid, k)
-    here = grid_values(grid, k=k).loc[at[1], at[0]]
-    peak = f'R@{k} is highest, {best:.1f} %, at w_I {w_image:g}, w_T {w_text:g}'
-    said = [f'{peak}; with the weights of the training, {at[0]:g} and {at[1]:g}, it is {here:.1f} %'] + [
+    said = [
         f'{WEIGHTS_OF[w]}, largest − smallest value: {MOVED[score]} {brief_difference(trade[w, score], change)}'
         for w, score in claimed_scores(grid).items()
     ]
-    hurt = f'{sum(verdict(c) == "better" for c in losses)} of {len(losses)}'
-    ends = (
-        f'With a weight at its smallest or largest value R@{k} is lower than with the weights of the training in {hurt}'
-    )
-    return '. '.join([*said, f'{ends} cases'])
+    hurt = f'{sum(verdict(c) == "better" for c in losses)} of {len(losses)} cases'
+    ends = f'R@{k} is lower than with the weights of the training in {hurt}'
+    said.append(f'With a weight at its smallest or largest value {ends}')
+    w_image, w_text, best = best_point(grid, k)
+    here = grid_values(grid, k=k).loc[at[1], at[0]]
+    own = f'R@{k} with the weights of the training, {at[0]:g} and {at[1]:g}, is {here:.1f} %'
+    peak = f'{best:.1f} % at w_I {w_image:g}, w_T {w_text:g}'
+    return '. '.join([*said, f'{own}; the highest of the grid, {peak}, was chosen on the same queries'])
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #76d25253
 WEIGHT_NAMES = dict(w_image='w_I', w_text='w_T')
@@ -2005,13 +2013,28 @@ def ends_words(run: SampledRun) -> str:
     return f'{of} the chosen sampler setting of stage 2 is at an edge of the list' if at_ends else ''
 
 
-def against_baselines(run: MatrixRun, found: dict) -> str:
+def recipe_words(entries: list) -> str:
+    "Whether stage 2 among some entries has the published mix or the book's own recipe; empty without a training."
+    mine = zero_shot_entries(entries)
+    if not mine[0].run:
+        return ''
+    return 'the book’s own recipe, not the published mix' if recipe_departures(mine) else 'the published mix'
+
+
+def recipe_note(entries: list) -> str:
+    "In what stage 2 among some entries departs from the published recipe; empty if in nothing."
+    departs = recipe_departures(zero_shot_entries(entries))
+    return f'Stage 2 departs from the published recipe: {departs}' if departs else ''
+
+
+def against_baselines(run: MatrixRun, found: dict, recipe: str = '') -> str:
     "On how many benchmarks stage 2 is better, undecided and worse than the baseline that validation names there."
     said = [verdict(found[pair]) for pair in strongest_pairs(run, found)]
     better, worse = said.count('better'), said.count('worse')
     open_ = len(said) - better - worse
     counts = f'better on {better}, undecided on {open_} and worse on {worse} of {len(said)} benchmarks'
-    return f'Against the late fusion that validation chose, {run.titles[ZERO_SHOT]} is {counts}' if said else ''
+    mine = run.titles[ZERO_SHOT] + (f' ({recipe})' if recipe else '')
+    return f'Against the late fusion that validation chose, {mine} is {counts}' if said else ''
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #b5d3510c
 def cirr_rivals(run: MatrixRun, found: dict) -> dict:  # rival -> comparison
@@ -2086,11 +2109,13 @@ ACTS = {  # what the finding says of the searches: sentence with the share -> se
 }
 
 
-def act_words(what: str, c: dict) -> str:
-    "One effect of `ACTS`: the share with and without, the difference, and its verdict where it is open."
+def act_words(what: str, c: dict, chance: float = None) -> str:
+    """One effect of `ACTS`: the share with and without, that of any image where it is given, the difference, and its
+    verdict where it is open."""
     before, after = c['levels']
     doubt = '' if verdict(c) in ('better', 'worse') else f', {verdict_in_words(c)}'
-    return f'{what.format(f"{after:.1f} %")} ({before:.1f} % without), {format_interval(c)} points{doubt}'
+    base = '' if chance is None else f'; any image: {chance:.1f} %'
+    return f'{what.format(f"{after:.1f} %")} ({before:.1f} % without{base}), {format_interval(c)} points{doubt}'
 
 
 def most_helped(leads: dict, of: tuple) -> list:  # a rival, or none
@@ -2108,13 +2133,13 @@ def gain_apart(lead: dict, score: str) -> str:
     return f'{format_interval(lead)} (CompoDiff {of} {"more" if more else "less"})'
 
 
-def acts_words(effects: dict, leads: dict) -> str:
-    "The effects of `ACTS` on stage 2, each beside the late fusion that it helps most."
+def acts_words(effects: dict, leads: dict, chance: dict = {}) -> str:
+    "The effects of `ACTS` on stage 2, each beside the late fusion that it helps most; `chance`: of `chance_shares`."
     said = []
     for what, of in ACTS.items():
         if (ZERO_SHOT, *of) not in effects:
             continue
-        words = act_words(what, effects[ZERO_SHOT, *of])
+        words = act_words(what, effects[ZERO_SHOT, *of], chance.get(of[-1]))
         for r in most_helped(leads, of):
             lead, theirs = leads[ZERO_SHOT, r, *of], f'{effects[r, *of]["diff"]:+.1f}'.replace('-', '−')
             words += f'; with {api.method_style(r).title} {theirs} points, difference {gain_apart(lead, of[-1])}'
@@ -2122,12 +2147,14 @@ def acts_words(effects: dict, leads: dict) -> str:
     return '. '.join(said)
 
 
-def compodiff_finding(run: MatrixRun, found: dict, effects: dict, leads: dict, apart: dict = {}) -> str:
+def compodiff_finding(
+    run: MatrixRun, found: dict, effects: dict, leads: dict, apart: dict = {}, chance: dict = {}
+) -> str:
     """Stage 2 against baselines and rivals (`diffusion_leads`), on CIRR also `apart` by sentence (`sentence_leads`);
-    effects of negative texts and masks (`search_effects`), and minus those of rivals (`effect_leads`)."""
-    of_cirr = cirr_words(run, found, apart)
-    said = [against_baselines(run, found), *of_cirr, ends_words(run), acts_words(effects, leads)]
-    return '. '.join(filter(None, said))
+    effects of negative texts and masks (`search_effects`), and minus those of rivals (`effect_leads`), beside the
+    shares of any image (`chance_shares`)."""
+    first, of_cirr = against_baselines(run, found, recipe_words(run.entries)), cirr_words(run, found, apart)
+    return '. '.join(filter(None, [first, *of_cirr, ends_words(run), acts_words(effects, leads, chance)]))
 
 
 def compodiff_reading(run: MatrixRun, found: dict, effects: dict, leads: dict) -> list:  # of texts
@@ -2159,6 +2186,7 @@ def control_evidence(negative: pd.DataFrame, masked: pd.DataFrame, placed=None, 
     return [*lines, claim_evidence(first, 'of two drawn edits the one inside the mask first, with mask − without')]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #8be07c26
+PUBLISHED_MIX = 'the published mix, '  # how an own comparison of CompoDiff begins that does not depart from it
 ZERO_SHOT_ROWS = ('pic2word', 'artemis', 'combiner_synthetic')  # of the paper's tables, besides CompoDiff
 # Combiners are the second step of CLIP4Cir alone; neither they nor the ARTEMIS-like scorer train the backbone
 STAND_INS = ('combiner_synthetic', 'combiner_synthetic_cirr', 'combiner_cirr', 'artemis')
@@ -2336,12 +2364,19 @@ def gallery_evidence(run: MatrixRun, images: int = 8) -> list:  # of lines
     return found
 
 
-def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0) -> dict:
-    "Claim -> lines of evidence."
+def naming_recipe(lines: list, departures: str, where: str = '') -> list:  # of lines, for `judged_recipe`
+    "Lines of a claim; own comparisons with CompoDiff begin with its recipe, and with `where` it was ranked."
+    begin = (OWN_RECIPE if departures else PUBLISHED_MIX) + (f'{where}, ' if where else '')
+    mine = [c.get('compodiff', False) and c.get('role') == OWN_COMPARISON for c in lines]
+    return [dict(c, what=begin + c['what']) if own else c for own, c in zip(mine, lines)]
+
+
+def compodiff_evidence(run: MatrixRun, negative, masked, placed=None, seed: int = 0, where: str = '') -> dict:
+    "Claim -> lines of evidence; `where`: the title of the data, for own comparisons."
     searches = of_compodiff(control_evidence(negative, masked, placed, seed)) + gallery_evidence(run)
     searches.append(untested(GUIDANCE_ACTS, GUIDANCE_ACTS))
     claimed = with_claimed_prompt(run)
     found = {'C19': searches} | composition_evidence(claimed, seed) | rivals_evidence(claimed, seed)
     departs = recipe_departures(zero_shot_entries(run.entries))
-    found = {claim: judged_recipe(lines, departs) for claim, lines in found.items()}
+    found = {claim: judged_recipe(naming_recipe(lines, departs, where), departs) for claim, lines in found.items()}
     return {claim: lines for claim, lines in found.items() if any(c.get('role') != UNTESTED for c in lines)}
