@@ -1124,12 +1124,14 @@ def claims_tested_elsewhere(verdicts: pd.DataFrame, receipts: dict = None) -> pd
 
 
 def kept_own(receipts: dict) -> dict:  # claim -> lines
-    "The own comparisons of kept runs on each claim; each line begins with its run."
+    """The own comparisons of kept runs on each claim; each line begins with its run. A comparison that several runs
+    have is that of the first."""
     found = {}
     for name, r in receipts.items():
         for claim, lines in r['evidence'].items():
             own = [] if isinstance(lines, str) else with_role(lines, OWN_COMPARISON)
-            found.setdefault(claim, []).extend(dict(c, named=f'kept run {name}', run=name) for c in own)
+            there = {c.get('key') for c in found.setdefault(claim, [])} - {None}
+            found[claim] += [dict(c, named=f'kept run {name}', run=name) for c in own if c.get('key') not in there]
     return found
 
 

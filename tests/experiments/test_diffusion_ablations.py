@@ -14,7 +14,7 @@ from cis_nb.backbones.loading import load_backbone
 from cis_nb.core.experiment_files import read_params
 from cis_nb.experiments import diffusion_ablations as A
 from cis_nb.experiments import diffusion
-from cis_nb.experiments.claims import NOT_HERE, joined_evidence, judge_evidence
+from cis_nb.experiments.claims import CERTAIN, NOT_HERE, joined_evidence, judge_evidence
 from cis_nb.experiments.combiner_ablations import UNTESTED, untested
 from cis_nb.experiments.comparison import as_shown, by_own_p, read_printed, shown_corrections, verdict
 from cis_nb.experiments.entries import Entry
@@ -138,7 +138,7 @@ def test_claims_on_steps_follow_scores_and_times():
     run = ranked({A.step_name(n): r for n, r in ((1, BAD), (5, GOOD), (10, GOOD), (100, GOOD))})
     line = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 101.0})
     said = {k: judge_evidence(v).verdict for k, v in A.step_evidence(run, line, 0.02, 3).items()}
-    assert said == {'C11': 'undecided', 'C12': 'reproduced', 'C13': 'undecided'}  # fine-tuning is untested
+    assert said == {'C11': 'undecided', 'C12': CERTAIN, 'C13': 'undecided'}  # fine-tuning is untested
     assert all(verdict(by_own_p(c)) == 'better' for c in A.near_evidence(run, [1, 5, 10, 100], 0.02))
     curved = constant({1: 2.0, 5: 6.0, 10: 11.0, 100: 1010.0})
     assert judge_evidence(A.step_evidence(run, curved, 0.02, 3)['C12']).verdict == 'not reproduced'
@@ -203,14 +203,14 @@ def test_what_a_claim_on_steps_names_and_a_run_lacks_is_untested(counts, lacking
     untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
     assert untested == [*(f'5 steps beside {n}; this run lacks them' for n in lacking), 'the same after fine-tuning']
     assert evidence['C12'][-1]['what'] == 'time of 100 steps beside 5; this run lacks them'
-    assert judge_evidence(evidence['C12']).verdict == 'undecided'  # a straight line up to few steps is not enough
+    assert judge_evidence(evidence['C12']).verdict == NOT_HERE  # a straight line up to few steps is not enough
 
 
 def test_steps_that_were_timed_alone_judge_the_time_and_not_the_recall():
     run = ranked({A.step_name(n): GOOD for n in (1, 5, 10)})
     seconds = constant({n: n for n in (1, 5, 10, 50, 100)})
     evidence = A.step_evidence(run, seconds, 0.02, 3)
-    assert judge_evidence(evidence['C12']).verdict == 'reproduced'
+    assert judge_evidence(evidence['C12']).verdict == CERTAIN
     untested = [c['what'] for c in evidence['C11'] if c.get('role') == UNTESTED]
     assert untested[0] == '5 steps beside 100; this run lacks them'
     few = {n: seconds[n] for n in (1, 5, 10)}
