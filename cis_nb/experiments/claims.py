@@ -1162,6 +1162,7 @@ def with_shown(receipt: dict) -> dict:  # fields of `KeptReceipt`
 
 KEPT_FOR = {
     'full/06_evaluation/compodiff.short': 'C02 C04',  # on others it repeats compodiff.published_mix on fewer queries
+    'full/07_ablations/supervision.phrases': '',  # it trains shortly, for the phrases of SEARLE alone
 }  # run -> the claims that it is kept for; a run that is not here is kept for all
 
 
