@@ -24,7 +24,7 @@ __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 
            'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
            'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'paper_table',
            'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
-           'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits', 'printed_sizes', 'tested_galleries',
+           'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits', 'printed_galleries', 'tested_galleries',
            'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain', 'late_fusion',
            'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval',
            'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
@@ -58,7 +58,7 @@ from ..benchmarks.lrvsf_training import product_pairs
 from ..core.code import code_version
 from ..core.experiment_files import experiment_files, experiments
 from ..core.plotting import color, draw_intervals, page
-from ..core.report import KEPT, progress
+from ..core.report import progress
 from ..core.store import fingerprint, manifest, stored, stored_table
 from ..data.products import LRVSF_CATEGORIES, packed_source
 from ..data.roots import find_data, is_world, need_file
@@ -575,16 +575,15 @@ def _trained_there(profile: str, given: dict) -> str:
 
 
 def longer_runs_note(page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN) -> str:
-    "What the runs of a page in a profile train and rank, and whether the library keeps a result, as Markdown."
-    findings, lines = pd.read_csv(KEPT / 'findings.csv'), []
-    kept = set(findings.experiment[findings.profile == profile])
+    "What the runs of a page in a profile train and rank, as Markdown."
+    lines = []
     for name in sorted(n for n in experiment_files(profile) if n.split('.')[0] == page):
         given = experiments(profile, name=name)[name].params
         size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
-        without = '' if name in kept else ' No result is kept.'
-        lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}.{without}')
+        lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}.')
     said = (
-        f'Runs of this page in the profile `{profile}`. *Findings of long runs* has the results that the library keeps.'
+        f'Runs of this page in the profile `{profile}`. The library keeps the results of those that have a box below the'
+        ' title of this page.'
     )
     return '\n'.join([said, '', *lines])
 
@@ -958,7 +957,7 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #f5cb3da1
 NO_READER = (
     ' No model that reads captions with the image is trained in this run; the run `lrvsf.text` in the profile `full`'
-    ' trains them, and *Findings of long runs* has its result.'
+    ' trains them; its result has a box below the title of this page.'
 )
 
 
@@ -1437,7 +1436,7 @@ def fewest_hits(lines: pd.DataFrame, method: str, of_category: bool = False) -> 
     return int(hit.groupby(mine.seed).sum().min()) if len(mine) else 0
 
 
-def printed_sizes(table: str = 'lrvsf_table2') -> list:  # of gallery titles
+def printed_galleries(table: str = 'lrvsf_table2') -> list:  # of gallery titles
     "The sizes of galleries in a table of the paper, such as +10K."
     return list(paper_table(table))[3:]
 
@@ -1457,7 +1456,7 @@ def tested_galleries(
     - There, the best of the methods must have `FEWEST_HITS` hits in each seed. Else the gallery is not judged.
     - A printed gallery that is not judged is a part of the claim that is not tested.
     - A run without a printed size has an own comparison in the gallery with all `distractors`."""
-    sizes = printed_sizes(table)
+    sizes = printed_galleries(table)
     printed = [n for n in run.steps if n <= distractors and gallery_title(n) in sizes]
     hits = {n: max(fewest_hits(run.among(n, task), m, of_category) for m in methods) for n in printed}
     few = {n: found for n, found in hits.items() if found < FEWEST_HITS}

@@ -68,8 +68,8 @@ PRINTED = (0, 10_000)  # distractors of galleries that the paper prints
 @pytest.fixture(autouse=True)
 def sizes_up_to_10k(monkeypatch):
     "The runs of these tests have no larger gallery, and so miss none."
-    every = rs.printed_sizes
-    monkeypatch.setattr(rs, 'printed_sizes', lambda *table: [s for s in every(*table) if s in ('+0', '+10K')])
+    every = rs.printed_galleries
+    monkeypatch.setattr(rs, 'printed_galleries', lambda *table: [s for s in every(*table) if s in ('+0', '+10K')])
     return every
 
 
@@ -204,7 +204,7 @@ def test_a_token_is_judged_in_the_galleries_that_the_paper_prints():
 def test_a_loss_by_the_token_is_judged_of_a_large_tower_in_a_large_gallery(
     model, largest, rank, said, monkeypatch, sizes_up_to_10k
 ):
-    monkeypatch.setattr(rs, 'printed_sizes', sizes_up_to_10k)
+    monkeypatch.setattr(rs, 'printed_galleries', sizes_up_to_10k)
     ranks = {WITHOUT_TOKEN: GOOD, EMPTY_TOKEN: rank}
     steps = (0, 10_000, largest, *((1_000_000, 2_000_000) if largest >= 100_000 else ()))
     found = run(ranks, TOKEN_VARIANTS, steps=steps, model=model)

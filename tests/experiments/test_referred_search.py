@@ -87,8 +87,8 @@ def model():
 @pytest.fixture(autouse=True)
 def sizes_up_to_10k(monkeypatch):
     "The runs of these tests have no larger gallery, and so miss none."
-    every = rs.printed_sizes
-    monkeypatch.setattr(rs, 'printed_sizes', lambda *table: [s for s in every(*table) if s in ('+0', '+10K')])
+    every = rs.printed_galleries
+    monkeypatch.setattr(rs, 'printed_galleries', lambda *table: [s for s in every(*table) if s in ('+0', '+10K')])
     return every
 
 
@@ -321,7 +321,7 @@ def test_evidence_says_by_how_much_condvit_leads():
 
 
 def test_every_printed_gallery_with_enough_hits_is_judged(monkeypatch, sizes_up_to_10k):
-    monkeypatch.setattr(rs, 'printed_sizes', sizes_up_to_10k)
+    monkeypatch.setattr(rs, 'printed_galleries', sizes_up_to_10k)
     good, bad = np.ones(30, int), np.full(30, 4)
     large, small = ([1] * hits + [3] * (30 - hits) for hits in (25, 24))
     galleries = {5000: (good, bad), PRINTED: (good, bad), 20_000: (good, bad), 100_000: (large, bad)}
