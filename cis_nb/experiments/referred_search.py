@@ -582,8 +582,8 @@ def longer_runs_note(page: str = '06_evaluation/lrvsf', profile: str = RIVALS_IN
         size = f'{given["queries"]:,} queries among {given["distractors"]:,} distractors'
         lines.append(f'- `{name.split("/")[1]}`: {size}. Trains {_trained_there(profile, given)}.')
     said = (
-        f'Runs of this page in the profile `{profile}`. The library keeps the results of those that have a box below the'
-        ' title of this page.'
+        f'Runs of this page in the profile `{profile}`. The library keeps the results of those that have a box below'
+        ' the title of this page.'
     )
     return '\n'.join([said, '', *lines])
 
