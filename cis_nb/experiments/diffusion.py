@@ -35,11 +35,11 @@ __all__ = ['ZERO_SHOT', 'SYNTHETIC_RIVALS', 'PSEUDO_WORDS', 'TRAIN_SPLITS', 'STA
            'grid_ends_note', 'grid_results', 'guidance_finding', 'claimed_scores', 'inactive_weights', 'negative_words',
            'mask_words', 'place_words', 'tuned_words', 'strongest_pairs', 'strongest_note', 'by_task_note',
            'strongest_forest', 'ends_words', 'recipe_words', 'recipe_note', 'against_baselines', 'cirr_rivals',
-           'cirr_groups', 'trained_on_words', 'apart_words', 'cirr_steps', 'cirr_words', 'cirr_forest', 'act_words',
-           'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding', 'compodiff_reading', 'control_evidence',
-           'pair_line', 'with_claimed_prompt', 'by_prompt', 'prompted_title', 'printed_recalls', 'zero_shot_evidence',
-           'claimed_metric', 'asked_tasks', 'order_evidence', 'rivals_evidence', 'composition_evidence',
-           'gallery_evidence', 'naming_recipe', 'compodiff_evidence']
+           'cirr_groups', 'trained_on_words', 'apart_words', 'cirr_steps', 'taught_edits_words', 'cirr_words',
+           'cirr_forest', 'act_words', 'most_helped', 'gain_apart', 'acts_words', 'compodiff_finding',
+           'compodiff_reading', 'control_evidence', 'pair_line', 'with_claimed_prompt', 'by_prompt', 'prompted_title',
+           'printed_recalls', 'zero_shot_evidence', 'claimed_metric', 'asked_tasks', 'order_evidence',
+           'rivals_evidence', 'composition_evidence', 'gallery_evidence', 'naming_recipe', 'compodiff_evidence']
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #dfe00004
 from dataclasses import dataclass, field, replace
@@ -2079,6 +2079,14 @@ def cirr_steps(run: SampledRun) -> str:
     return f'{steps}, chosen on validation queries' if (ZERO_SHOT, 'cirr') in run.samplers else steps
 
 
+def taught_edits_words(entries: list) -> str:
+    "How many triplets of stage 2 among some entries are edits by rule, and whose sentences they have; empty for none."
+    run = zero_shot_entries(entries)[0].run
+    edits = manifest(run)['params'].get('edits', 0) if run else 0
+    said = f'Of the captions of its triplets and those of its rivals {100 * edits:.0f} % are edits by rule'
+    return f'{said}, some in the sentence forms of the drawn CIRR' if edits else ''
+
+
 def cirr_words(run: MatrixRun, found: dict, apart: dict = {}) -> list:  # of sentences
     """CIRR R@1 of stage 2, with its `cirr_steps`, beside the chosen baseline and the stronger rival on its triplets,
     then the number of these; of the baseline also `apart`, from `sentence_leads`. Empty without CIRR."""
@@ -2092,7 +2100,8 @@ def cirr_words(run: MatrixRun, found: dict, apart: dict = {}) -> list:  # of sen
     leads = [f'minus {run.titles[r]} {brief_difference(rivals[r])}' for r in shown]
     first = f'CIRR R@1 {value:.1f} % ({cirr_steps(run)})'
     said = ['; '.join([first, *leads]), *(trained_on_words(run, r) for r in strongest)]
-    return [*filter(None, [*said, apart_words(run, apart, chosen)])]
+    by_kind = apart_words(run, apart, chosen)
+    return [*filter(None, [*said, by_kind, by_kind and taught_edits_words(run.entries)])]
 
 
 def cirr_forest(run: MatrixRun, found: dict) -> Page | None:
@@ -2263,7 +2272,8 @@ def zero_shot_evidence(run: MatrixRun, seed: int = 0) -> list:  # of lines
                 found = compare(mine[mine.task == task], ZERO_SHOT, asked, k=k, seed=seed)
                 what = f'CIRR {name}@{k}, {run.titles[ZERO_SHOT]} − {prompted_title(run, asked, [task])}'
                 own = dict(role=OWN_COMPARISON) if role or (task, k) not in printed_recalls(m) else {}
-                lines.append(pair_line(found, what, (ZERO_SHOT, m)) | own)
+                chosen_is_published = role and found['key'] in [c.get('key') for c in lines]
+                lines += [] if chosen_is_published else [pair_line(found, what, (ZERO_SHOT, m)) | own]
     return lines + [untested(f'CIRR, {api.method_style(m).title}') for m in ZERO_SHOT_ROWS if m not in there]
 
 # %% ../../nbs/05b_experiments/27_diffusion.ipynb #233fe5bc

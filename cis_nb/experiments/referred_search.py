@@ -6,11 +6,11 @@
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 'WORDS_OF_CATEGORY', 'CONDVIT_FILES',
            'CHOSEN_PROMPT_TITLE', 'FILTER_NOTE', 'RIVAL_NOTES', 'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT',
            'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'DASHES', 'FAR_ABOVE', 'ANNOTATED', 'BOUNDS',
-           'READS_CONDITION', 'NO_READER', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES', 'FEWEST_HITS',
-           'OVER_FILTER', 'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES', 'LATE_FUSION',
-           'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method', 'growing_rankings', 'ReferredRun',
-           'drawn_once', 'rank_referred', 'subsets_of', 'category_captions', 'category_memory', 'with_categories',
-           'content_words', 'category_words', 'CategoryWords', 'run_referred', 'held_out_tasks',
+           'READS_CONDITION', 'KNOWS_BOXES', 'NO_READER', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES',
+           'FEWEST_HITS', 'OVER_FILTER', 'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES',
+           'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method', 'growing_rankings',
+           'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'category_captions', 'category_memory',
+           'with_categories', 'content_words', 'category_words', 'CategoryWords', 'run_referred', 'held_out_tasks',
            'held_out_by_condition', 'late_fusions', 'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts',
            'cropped_entries', 'combiners_at_start', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals',
            'rival_notes', 'longer_runs_note', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes',
@@ -936,6 +936,9 @@ def _counts(run: ReferredRun, groups: dict, gains: dict, unread: list, why: str)
     return said + [f'{reason}: {", ".join(run.titles[m] for m in ms)}' for reason, ms in reasons.items() if ms]
 
 
+KNOWS_BOXES = ' (has learned from boxes, and knows the category of each gallery image)'  # a crop that is also filtered
+
+
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
     """R@1 of a method beside chance and its Cat@1, the difference to its strongest rival, how many rivals and controls
     are behind, the upper bounds, and what is not compared."""
@@ -949,7 +952,8 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     first += _cat_at_1(mine, method)
     if rivals := groups['rivals'] or groups['controls']:
         m = mean[rivals].idxmax()
-        first += f'; strongest rival {run.titles[m]} {mean[m]:.1f} %, difference {format_difference(gains[m])}'
+        knows = KNOWS_BOXES if is_filtered(m) and base_name(m).endswith('_crop') else ''
+        first += f'; strongest rival {run.titles[m]}{knows} {mean[m]:.1f} %, difference {format_difference(gains[m])}'
     said = [first, *_counts(run, groups, gains, unread, 'Cannot read the category')]
     lacking = lacking_rivals(run, gains)
     return '. '.join(said + ([f'Not compared: {lacking}'] if lacking else []))
@@ -1548,6 +1552,7 @@ def late_fusion(run: ReferredRun, distractors: int, seed: int = 0) -> list:  # o
 
     found = in_galleries(tested_galleries(run, distractors, (a, b), 'text'), lines_of, TRAILS)
     own = [lead_line(run, a, COMBINER, distractors, 'text', seed, OWN_COMPARISON)] if COMBINER in run.titles else []
+    own = [said_among(c, distractors) for c in own]
     own += over_text(run, distractors, seed)
     return [*found, untested('CoSMo, which this book does not have, is like an unconditional ViT'), *own]
 
