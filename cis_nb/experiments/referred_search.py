@@ -6,27 +6,27 @@
 __all__ = ['FILTERED', 'BOOTSTRAP_COLUMNS', 'CONDITION_OF_TASK', 'SMALL_WORDS', 'WORDS_OF_CATEGORY', 'CONDVIT_FILES',
            'CHOSEN_PROMPT_TITLE', 'FILTER_NOTE', 'RIVAL_NOTES', 'RIVAL_NAMES', 'RIVALS_IN', 'BUDGET_TERMS', 'CONDVIT',
            'VIT', 'TEXT_ALONE', 'METRIC_TITLES', 'CONDVITS', 'DASHES', 'FAR_ABOVE', 'ANNOTATED', 'BOUNDS',
-           'READS_CONDITION', 'KNOWS_BOXES', 'NO_READER', 'CROP', 'CLIP4CIR', 'COMBINER', 'ALIKE', 'PRINTED_NAMES',
-           'FEWEST_HITS', 'OVER_FILTER', 'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR', 'ALIKE_SLOPES',
-           'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method', 'growing_rankings',
-           'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'category_captions', 'category_memory',
-           'with_categories', 'content_words', 'category_words', 'CategoryWords', 'run_referred', 'held_out_tasks',
-           'held_out_by_condition', 'late_fusions', 'condvit_at_start', 'checkpoint_entries', 'entries_with_prompts',
-           'cropped_entries', 'combiners_at_start', 'referred_rivals', 'rival_kind', 'is_filtered', 'lacking_rivals',
-           'rival_notes', 'longer_runs_note', 'training_budgets', 'last_step_note', 'budget_note', 'table_sizes',
-           'query_targets', 'gallery_among', 'category_chance', 'chance_within', 'format_chance', 'step_table',
-           'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note', 'chance_curves', 'recall_floor',
-           'recall_axis', 'accuracy_axis', 'gallery_title', 'distractor_axis', 'method_curves', 'distractor_figure',
-           'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls', 'compared_note', 'cannot_read',
-           'tuned_to_even', 'referred_finding', 'text_alone_note', 'text_lead', 'caption_leads', 'reads_no_condition',
-           'caption_finding', 'query_categories', 'category_table', 'methods_by_category', 'category_leads',
-           'category_lead_table', 'category_lead_note', 'main_methods', 'category_area_figure', 'accuracy_note',
-           'visible_areas', 'close_up_note', 'area_table', 'area_figure', 'ranks_in_gallery', 'condition_rows',
-           'keywords', 'caption_requests', 'request_strips', 'example_strips', 'subsets_note', 'paper_table',
-           'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as', 'fall', 'falls',
-           'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits', 'printed_galleries', 'tested_galleries',
-           'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain', 'late_fusion',
-           'category_accuracy', 'crop_detector_of', 'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval',
+           'READS_CONDITION', 'CROP', 'KNOWS_CATEGORIES', 'KNOWS_BOXES', 'NO_READER', 'CLIP4CIR', 'COMBINER', 'ALIKE',
+           'PRINTED_NAMES', 'FEWEST_HITS', 'OVER_FILTER', 'TRAILS', 'ABOVE_98', 'ABOVE_DETECTION', 'NO_DETECTOR',
+           'ALIKE_SLOPES', 'LATE_FUSION', 'OWN_COMBINER', 'SIZE_CLAUSES', 'under', 'base_name', 'filtered_method',
+           'growing_rankings', 'ReferredRun', 'drawn_once', 'rank_referred', 'subsets_of', 'category_captions',
+           'category_memory', 'with_categories', 'content_words', 'category_words', 'CategoryWords', 'run_referred',
+           'held_out_tasks', 'held_out_by_condition', 'late_fusions', 'condvit_at_start', 'checkpoint_entries',
+           'entries_with_prompts', 'cropped_entries', 'combiners_at_start', 'referred_rivals', 'rival_kind',
+           'is_filtered', 'lacking_rivals', 'rival_notes', 'longer_runs_note', 'training_budgets', 'last_step_note',
+           'budget_note', 'table_sizes', 'query_targets', 'gallery_among', 'category_chance', 'chance_within',
+           'format_chance', 'step_table', 'line_style', 'method_legend', 'shown_tasks', 'shown_tasks_note',
+           'chance_curves', 'recall_floor', 'recall_axis', 'accuracy_axis', 'gallery_title', 'distractor_axis',
+           'method_curves', 'distractor_figure', 'below_chance_note', 'leads', 'nearest_rivals', 'rivals_and_controls',
+           'compared_note', 'cannot_read', 'tuned_to_even', 'crop_detector_of', 'referred_finding', 'text_alone_note',
+           'text_lead', 'caption_leads', 'reads_no_condition', 'caption_finding', 'query_categories', 'category_table',
+           'methods_by_category', 'category_leads', 'category_lead_table', 'category_lead_note', 'main_methods',
+           'category_area_figure', 'accuracy_note', 'visible_areas', 'close_up_note', 'area_table', 'area_figure',
+           'ranks_in_gallery', 'condition_rows', 'keywords', 'caption_requests', 'request_strips', 'example_strips',
+           'subsets_note', 'paper_table', 'apart_note', 'bootstrap_table', 'joined_table', 'crop_methods', 'among_as',
+           'fall', 'falls', 'printed_filter', 'recall_among', 'filter_gain', 'fewest_hits', 'printed_galleries',
+           'tested_galleries', 'said_among', 'in_galleries', 'lead_line', 'over_filter', 'over_text', 'caption_gain',
+           'late_fusion', 'category_accuracy', 'is_windows', 'over_crop', 'accuracy_lines', 'slope_interval',
            'area_slopes', 'crop_clause', 'slope_lines', 'size_slopes', 'referred_evidence']
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #bff80ddc
@@ -110,7 +110,7 @@ from .examples import best_median_worst, ranking_strip
 from .prompts import PromptByTask, PromptChoice, choice_note, prompt_choices, prompt_lines
 from ..methods.combiner_products import ProductCombinerConfig, ProductCombinerMethod
 from ..methods.condvit import FILTERED_TASK, CondViTMethod, product_task, published_condvit
-from ..methods.detector_crop import CROP_TITLES, CropMethod, crop_method
+from ..methods.detector_crop import CROP_TITLES, CropMethod, LearnedWindows, crop_method
 from ..methods.task_specific import WindowDetector
 from ..retrieval.protocol import Benchmark, first_images, rank_task, task_methods
 from ..retrieval.statistics import families_of, interval_over_seeds, seed_shares
@@ -499,9 +499,9 @@ RIVAL_NOTES = dict(
     ' reads words of the same captions instead.',
     crop='A *crop* is what a ViT sees at the box that a detector finds for the condition. At the *true box*, which is'
     ' an annotation, it is an upper bound of detectors. It is no upper bound of the search: the ViT was trained on'
-    ' whole references and never on crops. The detector of the drawn world has learned from boxes of validation'
-    ' products. A crop that is also filtered by category has both these boxes and the category of every gallery image;'
-    ' CondViT has neither.',
+    ' whole references and never on crops. *Learned windows*, a detector of the drawn world, have learned from boxes of'
+    ' validation products. With them, a crop that is also filtered by category has both these boxes and the category of'
+    ' every gallery image; CondViT has neither.',
     combiner='A Combiner joins the features of reference and condition after they are encoded.',
     prompt='A pseudo-word’s *chosen prompt* is the one of several that is best on validation products, for each'
     f' condition. For a category, its query is the mean over the prompt with each of {WORDS_OF_CATEGORY} words. These'
@@ -936,7 +936,14 @@ def _counts(run: ReferredRun, groups: dict, gains: dict, unread: list, why: str)
     return said + [f'{reason}: {", ".join(run.titles[m] for m in ms)}' for reason, ms in reasons.items() if ms]
 
 
-KNOWS_BOXES = ' (has learned from boxes, and knows the category of each gallery image)'  # a crop that is also filtered
+CROP = 'vit_products_detector_crop'
+KNOWS_CATEGORIES = 'knows the category of each gallery image'  # what a crop that is also filtered knows,
+KNOWS_BOXES = 'has learned from boxes, and '  # and with learned windows too
+
+
+def crop_detector_of(run: ReferredRun):
+    "The detector of the crops of a run; None without them."
+    return next((e.method.detector for e in run.entries if e.name == CROP), None)
 
 
 def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, method: str, distractors: int) -> str:
@@ -952,7 +959,8 @@ def referred_finding(run: ReferredRun, results: pd.DataFrame, gains: dict, metho
     first += _cat_at_1(mine, method)
     if rivals := groups['rivals'] or groups['controls']:
         m = mean[rivals].idxmax()
-        knows = KNOWS_BOXES if is_filtered(m) and base_name(m).endswith('_crop') else ''
+        boxes = KNOWS_BOXES * isinstance(crop_detector_of(run), LearnedWindows)
+        knows = f' ({boxes}{KNOWS_CATEGORIES})' if is_filtered(m) and base_name(m).endswith('_crop') else ''
         first += f'; strongest rival {run.titles[m]}{knows} {mean[m]:.1f} %, difference {format_difference(gains[m])}'
     said = [first, *_counts(run, groups, gains, unread, 'Cannot read the category')]
     lacking = lacking_rivals(run, gains)
@@ -1365,7 +1373,6 @@ def crop_methods(run: ReferredRun) -> list:
     return [m for m in run.titles if base_name(m) in crops]
 
 # %% ../../nbs/05b_experiments/22_referred_search.ipynb #6ff4d0e8
-CROP = 'vit_products_detector_crop'
 CLIP4CIR, COMBINER = 'clip4cir_products', 'combiner_products'  # late fusion by caption; `_category`: by category
 ALIKE = 0.1  # share of R@1; a limit of this book for *like*
 
@@ -1564,11 +1571,6 @@ def category_accuracy(run: ReferredRun, task: str, distractors: int, seed: int =
     lines = lines[(lines.method == CONDVITS[task]) & lines.category_hit.notna()]
     over = lines.assign(over=100 * lines.category_hit.astype(float) - 98)
     return contrast(over, {CONDVITS[task]: 1}, of='over', limits=(-98, 2), seed=seed) if len(lines) else {}
-
-
-def crop_detector_of(run: ReferredRun):
-    "The detector of the crops of a run; None without them."
-    return next((e.method.detector for e in run.entries if e.name == CROP), None)
 
 
 def is_windows(detector) -> bool:

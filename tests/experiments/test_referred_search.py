@@ -256,6 +256,18 @@ def test_a_prompt_with_words_of_captions_finds_the_category_more_often_than_its_
     assert several > 2 * name and several > 0.3
 
 
+def test_the_finding_says_what_a_filtered_crop_knows(world, model):
+    ours, crop = CONDVITS['category'], CROP + FILTERED
+    run = lines({ours: [1] * 20, crop: [3] * 20}, seeds=(0,))
+    rows = [dict(metric='recall', method=m, value=v) for m, v in {ours: 3.0, crop: 4.0}.items()]
+    results = pd.DataFrame(rows).assign(task='category', distractors=20, k=1, ci_low=0.0)
+    gains = {crop: dict(low=-2.0, high=-1.0, diff=-1.5, seed_intervals=[])}
+    for detector, boxes in ((LearnedWindows(model), True), (SimpleNamespace(name='owlv2'), False)):
+        run.benchmark, run.entries = world, [SimpleNamespace(name=CROP, method=SimpleNamespace(detector=detector))]
+        said = referred_finding(run, results, gains, ours, 20)
+        assert 'knows the category of each gallery image) 4.0 %' in said and ('learned from boxes' in said) == boxes
+
+
 def test_a_rival_that_cannot_read_the_category_is_named_and_not_counted(world):
     method = CategoryWords(SimpleNamespace(name='lincir', title='', backbone=None, encode_gallery=0, score=0), {})
     run = lines({CONDVITS['category']: [1] * 20, 'lincir': [3] * 20, 'image_only': [3] * 20}, seeds=(0,))
